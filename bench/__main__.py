@@ -20,7 +20,7 @@ from bench import (
     files,
     flood,
     fold,
-    gateways,
+    levels,
     lives,
     panel,
     ray,
@@ -34,7 +34,6 @@ from bench import (
     training,
     values,
     watching,
-    ways,
 )
 from bench.harness import Bench, Outcome, Row
 
@@ -47,7 +46,6 @@ _ORDER = (
         "reserve",
         "many",
         "many-1",
-        "gateway",
         "memory",
         "restart",
         "script",
@@ -59,10 +57,10 @@ _ORDER = (
     *("hang", "flood", "fold", "fold-tree", "titan", "push", "import", "compared", "save", "save-ddp"),
     *("actor-call-1", "actor-call-8", "actor-call-32", "actor-fresh", "actor-array", "actor-messages", "actor-death"),
     *("engine-first", "engine-call"),
-    *("first-sync", "unchanged", "edit", "big-file", "client-bytes", "panel", "panel-256"),
+    *("first-sync", "unchanged", "edit", "client-bytes", "panel", "panel-256"),
     *("panel-browser", "long-log", "log-flood", "curves", "top", "nodes-64", "nodes-256", "nodes-1024", "values"),
 )
-_LONG = tuple(row.name for row in (*ways.ROWS, *soak.ROWS))
+_LONG = tuple(row.name for row in (*levels.ROWS, *soak.ROWS))
 """Only when they are asked for."""
 ROWS = sorted(
     (
@@ -75,7 +73,6 @@ ROWS = sorted(
             files,
             flood,
             fold,
-            gateways,
             lives,
             titan,
             top,
@@ -88,7 +85,7 @@ ROWS = sorted(
             slurm,
             values,
             watching,
-            ways,
+            levels,
             soak,
         )
         for row in rows.ROWS

@@ -9,8 +9,8 @@ import psutil
 
 from bench.harness import RANKS, Bench, Outcome, Row
 from monarch_nb.client.connections.bridge import call
-from monarch_nb.client.curves.drawing import Drawing
-from monarch_nb.client.curves.svg import svg
+from monarch_nb.client.curves.pictures import svg
+from monarch_nb.client.curves.plot import Drawing
 from monarch_nb.client.curves.words import RunPictures
 from monarch_nb.client.meshes.mesh import Mesh
 from monarch_nb.config import home_directory

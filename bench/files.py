@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import os
 import random
-import re
 import shutil
 import subprocess
 import sysconfig
@@ -17,7 +16,6 @@ from functools import cache
 from pathlib import Path
 
 from bench.harness import Bench, CannotRun, Outcome, Row, Shape, compared, duration, median, seconds
-from monarch_nb.client.files.sync_report import SyncReport
 from monarch_nb.client.reservations.reserve import reserve
 
 FILES = 10_000
@@ -25,8 +23,7 @@ TYPICAL_BYTES = 14_500
 """The median size of a file; with the spread below the files have 200 MB together."""
 SPREAD = 0.8
 FIRST_SYNCS = 3
-MANY, FEW, ONE = Shape(16, 1, isolate=True), Shape(4, FIRST_SYNCS, isolate=True), Shape(1, 1, isolate=True)
-BIG_BYTES = 500_000_000
+MANY, FEW = Shape(16, 1, isolate=True), Shape(4, FIRST_SYNCS, isolate=True)
 CHANGED_FILES, CHANGED_BYTES = 20, 20_000_000
 PAUSE_S = 0.5
 """Between two edits; nobody is faster."""
@@ -34,7 +31,6 @@ EDIT_GOAL_S = 0.07
 EDITED = Path("package7/part3/module5.py")
 _IN_PACKAGE, _IN_PART = 500, 25
 _PYPROJECT = '[tool.monarch_nb]\nmax-file-size = "2 GB"\n'
-_SENT = re.compile(r"Total bytes sent: ([\d,]+)")
 
 
 # ---- what is synced ----
@@ -81,13 +77,8 @@ class _Rsync:
         self._shell.chmod(0o700)
 
     def __call__(self, source: Path, target: Path) -> str:
-        command = ["rsync", "-a", "--stats", "-e", str(self._shell), f"{source}/", f"here:{target}/"]
+        command = ["rsync", "-a", "-e", str(self._shell), f"{source}/", f"here:{target}/"]
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout
-
-    def sent_bytes(self, source: Path, target: Path) -> int:
-        found = _SENT.search(self(source, target))
-        assert found is not None  # --stats always says it
-        return int(found[1].replace(",", ""))
 
 
 def _many(rsync: _Rsync, source: Path, targets: list[Path], change: Callable[[], None]) -> float:
@@ -175,40 +166,6 @@ def first_sync(bench: Bench) -> Outcome:
     return Outcome(duration(ours), ours <= 2 * theirs, f"rsync to one {duration(theirs)}", compared(ours, theirs))
 
 
-def big_file(bench: Bench) -> Outcome:
-    rsync, project, target = _Rsync(bench), bench.directory / "big", bench.directory / "target"
-    project.mkdir()
-    (project / "pyproject.toml").write_text(_PYPROJECT)
-    lines = _numbered_lines(BIG_BYTES)
-    (project / "data.csv").write_bytes(lines)
-    rsync(project, target)
-    with bench.reserved(*ONE[:2], isolate=True, directory=project) as reservation:
-        reservation.sync()
-        middle = lines.index(b"\n", len(lines) // 2)
-        (project / "data.csv").write_bytes(lines[:middle] + b", and this is new" + lines[middle:])
-        taken_s, reports = 0.0, list[SyncReport]()
-        taken_s = seconds(lambda: reports.append(reservation.sync()))
-        right = reservation.mesh.run("import os; os.path.getsize('data.csv')").values == [len(lines) + 17]
-    theirs = rsync.sent_bytes(project, target)
-    shutil.rmtree(project)
-    shutil.rmtree(target)
-    ours = reports[0].sent_bytes
-    return Outcome(
-        f"{ours / 1e6:.2f} MB in {duration(taken_s)}" + ("" if right else "; wrong data"),
-        right and ours <= 5_000_000,
-        f"rsync {theirs / 1e6:.2f} MB",
-        f"{theirs / ours:.1f} times less" if ours <= theirs else f"{ours / theirs:.1f} times more",
-    )
-
-
-def _numbered_lines(size_bytes: int) -> bytes:
-    """Return lines of a table that differ."""
-    chosen = random.Random(0)
-    block = [b",%.9f,%.9f,%.9f\n" % (chosen.random(), chosen.random(), chosen.random()) for _ in range(1 << 14)]
-    count = size_bytes // (len(block[0]) + 9) + 1
-    return b"".join(b"%09d%s" % (number, block[number % len(block)]) for number in range(count))[:size_bytes]
-
-
 def client_bytes(bench: Bench) -> Outcome:
     project = bench.directory / "noise"
     project.mkdir()
@@ -254,15 +211,6 @@ ROWS = [
         "that.",
         first_sync,
         FEW,
-    ),
-    Row(
-        "big-file",
-        "files: one line changed in a file of 500 MB",
-        "at most 5 MB sent",
-        "The bench puts a few characters into the middle of a table, and counts the bytes that the client sends to one "
-        "node. The rival is what `rsync --stats` says of the same change.",
-        big_file,
-        ONE,
     ),
     Row(
         "client-bytes",

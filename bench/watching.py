@@ -1,4 +1,4 @@
-"""What `--watch nan` and `--deterministic` take from a training."""
+"""What `--watch nan` takes from a training."""
 
 from __future__ import annotations
 

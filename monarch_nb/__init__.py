@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from monarch_nb import errors
     from monarch_nb.client.meshes.mesh import Mesh
-    from monarch_nb.client.reservations.known.lists import list_ended, list_everywhere, list_reservations
+    from monarch_nb.client.reservations.lists import list_ended, list_everywhere, list_reservations
     from monarch_nb.client.reservations.reservation import Reservation
     from monarch_nb.client.reservations.reserve import attach, reserve
     from monarch_nb.client.runs.run import Run
@@ -45,7 +45,7 @@ __all__ = [
 
 _HOMES = {
     "monarch_nb.client.meshes.mesh": ("Mesh",),
-    "monarch_nb.client.reservations.known.lists": ("list_ended", "list_everywhere", "list_reservations"),
+    "monarch_nb.client.reservations.lists": ("list_ended", "list_everywhere", "list_reservations"),
     "monarch_nb.client.reservations.reservation": ("Reservation",),
     "monarch_nb.client.reservations.reserve": ("attach", "reserve"),
     "monarch_nb.client.runs.run": ("Run",),

@@ -60,6 +60,9 @@ OnBreakpoint = Literal["stop", "go-on", "error"]
 STACKS_SIGNAL = 57
 """SIGRTMAX-7, at which a rank writes the stacks of its threads, also while C code holds the interpreter. Nobody else
 uses it: SIGUSR1 and SIGUSR2 belong to people's programs, which save and requeue themselves at them."""
+STACKS_THREAD = "monarch_nb"
+"""What the kernel calls that thread of a rank which gets it: ours, because a signal ends what C code sleeps or waits
+for."""
 
 VERSION = "0.1.0"
 PROTOCOL = 7
@@ -72,10 +75,6 @@ SSH_VARIABLE = "MONARCH_NB_SSH"
 RANK_TOKEN_VARIABLE = "MONARCH_NB_RANK_TOKEN"
 SHARED_VARIABLE = "MONARCH_NB_SHARED"
 """In the ranks' environment: the storage that all nodes of the reservation see, when there is one."""
-CGROUP_VARIABLE = "MONARCH_NB_CGROUP"
-"""Of a room's allocator: the cgroup below which each reservation has one."""
-FENCED_VARIABLE = "MONARCH_NB_FENCED"
-"""`gpus`, of a room whose reservations can open none but their own GPUs."""
 LOG_LIMIT_VARIABLE = "MONARCH_NB_LOG_LIMIT"
 """How much each node keeps of what ranks print, as in 20GB; 0: everything."""
 LOG_LIMIT_BYTES = 20 * 10**9
@@ -88,6 +87,8 @@ PATIENCE_VARIABLE = "MONARCH_NB_PATIENCE"
 ACTOR_OUTSIDE = "monarch_nb.client.actors.runtime:install"
 """What makes a process that is no rank a client of actors, when it first needs that: called without arguments."""
 DEFAULT_PRELOAD = ("torch",)
+POOL_READY = "local pool ready"
+"""So begins the line that says that a reservation has started a local pool, which stays when the reservation ends."""
 DEFAULT_POOL = "local"
 LIMITS_FILE = "limits.toml"
 """Of fairness."""
@@ -101,7 +102,6 @@ MONARCH_LINGER_S = gap(600.0)
 """How long these go on when the last client that uses them is gone."""
 MONARCH_OUTPUT_VARIABLE = "MONARCH_NB_ENGINE_OUTPUT"
 """Tells a process of Monarch's whose output files it prints to: RANK:DIRECTORY."""
-MONARCH_NODE_VARIABLE = "MONARCH_NB_ENGINE_NODE"
 """Names the node of such a process, for people."""
 MONARCH_CLIENT_VARIABLE = "MONARCH_NB_ENGINE_CLIENT"
 """Tells it whose it is, to end with that: PID:NAMESPACE, the latter of pids."""
@@ -122,6 +122,10 @@ INLINE_VALUE_BYTES = 128 << 10
 """Values pickled to more than this travel as blobs."""
 UNFOLDED_RANKS = 8
 """What no more ranks than this return is shown as it is; of more, different numbers and tensors are one row."""
+TORCH_PRESETS = ("torch", "dist", "device")
+"""Names that the cells of a rank have besides its numbers, once torch is there or a cell mentions them."""
+PRESETS = ("rank", "world_size", "local_rank", *TORCH_PRESETS)
+"""All names that the cells of a rank have from the start."""
 FACTS_MIME = "application/vnd.monarch-nb.facts+json"
 """In the MIME bundle of a value: its facts, for the row of many ranks (worker.shell.facts)."""
 RESTARTED = "restarted while the run went on"
@@ -257,11 +261,6 @@ class TrustPaths:
         return self.directory / LIMITS_FILE
 
     @property
-    def late_releases(self) -> Path:
-        """JSON: what is to be released on nodes that did not answer."""
-        return self.directory / "late-releases.json"
-
-    @property
     def last_heard(self) -> Path:
         """JSON: what nodes said last, for a time when they do not answer."""
         return self.directory / "last-heard.json"
@@ -314,16 +313,6 @@ class NodePaths:
         return self.sockets / "post"
 
     @property
-    def gateway_socket(self) -> Path:
-        """Of a room: where its gateway offers it ways to other nodes."""
-        return self.sockets / "gateway"
-
-    @property
-    def way_out_socket(self) -> Path:
-        """Of a room: where its own calls to other nodes begin."""
-        return self.sockets / "out"
-
-    @property
     def address(self) -> str:
         """The allocator's, as gRPC writes it."""
         return f"unix:{self.allocator_socket}"
@@ -354,11 +343,6 @@ class NodePaths:
         return self.directory / "revoked.pem"
 
     @property
-    def record(self) -> Path:
-        """JSON lines: who reserved what, and when."""
-        return self.directory / "record.jsonl"
-
-    @property
     def database(self) -> Path:
         return self.directory / "state.sqlite"
 
@@ -380,14 +364,14 @@ class NodePaths:
         return self.directory / "workspaces"
 
     @property
-    def content(self) -> Path:
-        """Content of synced files that no workspace holds any more."""
-        return self.directory / "content"
-
-    @property
     def kept(self) -> Path:
         """What ranks wrote into workspaces that were released."""
         return self.directory / "kept"
+
+    @property
+    def logs(self) -> Path:
+        """What the ranks of meshes printed that have ended: a directory for each."""
+        return self.directory / "logs"
 
     @property
     def removed(self) -> Path:
@@ -452,9 +436,3 @@ def caller_file(runs: str | os.PathLike[str], client: str) -> Path:
 def found_blob(run_id: str, rank: int, instrument: str) -> str:
     """Return the name of the blob with what an instrument found in a script, on a rank of the mesh."""
     return f"{run_id}-{rank}.found-{instrument}"
-
-
-def archive_file(runs: Path) -> Path:
-    """Return the path of the archive of a mesh whose outputs lie in a directory; it lies beside that, because whoever
-    follows a log watches the directory."""
-    return runs.parent / "archive.sqlite"

@@ -13,10 +13,11 @@ from textwrap import indent
 from typing import Any, ClassVar, TypeVar
 
 from monarch_nb.ground import escapes
+from monarch_nb.ground.callers import end_at_caller
 from monarch_nb.ground.rank_sets import format_ranks, listed, name_nodes, name_ranks
+from monarch_nb.lines.spreads import fold_texts
 from monarch_nb.lines.templates import FEW_RANKS
-from monarch_nb.lines.texts import fold_texts
-from monarch_nb.mismatches import MISMATCH, Called, explain_calls
+from monarch_nb.mismatches import MISMATCH, NO_CALLS, Called, explain_calls
 
 
 class MonarchNbError(Exception):
@@ -52,7 +53,11 @@ class MonarchNbError(Exception):
         return kind(**{name: value for name, value in facts.items() if name in known})
 
     def _render_traceback_(self, *_: Any) -> list[str]:
-        """In IPython these errors show their message, not our stack."""
+        """In IPython these errors show their message, not our stack, and `%debug` begins where we were called."""
+        end_at_caller(self.__traceback__)
+        return self._shown()
+
+    def _shown(self) -> list[str]:
         return [f"\x1b[31m{type(self).__name__}\x1b[39m: {self}"]
 
 
@@ -142,23 +147,6 @@ class CertificateRefused(AccessDenied):
     """The certificate that a client or node shows was revoked, or has expired. The message says what helps."""
 
 
-class WardenRefused(AccessDenied):
-    """The warden, the part of an allocator `--as-users` that is root, does not do what the gateway asks. The message is
-    a sentence for the person who asked.
-
-    Attributes:
-        is_unfinished: what is to end goes on to end, and the warden is to be asked again.
-    """
-
-    def __init__(self, message: str, is_unfinished: bool = False) -> None:
-        super().__init__(message)
-        self.is_unfinished = is_unfinished
-
-
-class WardenGone(MonarchNbError):
-    """The warden has ended, and with it what a gateway can do."""
-
-
 class FilesError(MonarchNbError):
     """Files could not be synced or fetched. Earlier files are unchanged.
 
@@ -203,7 +191,7 @@ class LimitReached(MonarchNbError):
 
     Attributes:
         who: a person or a group.
-        limit: "nodes", "gpus", "node-hours" or "gpu-hours". most: how much that is. held: how much of it they have.
+        limit: "nodes" or "gpus". most: how much that is. held: how much of it they have.
     """
 
     def __init__(self, message: str, who: str = "", limit: str = "", most: float = 0.0, held: float = 0.0) -> None:
@@ -250,6 +238,12 @@ class ReservationReleased(ReservationNotFound):
 
 class ReservationConflict(MonarchNbError):
     """You hold a reservation of that name, with another shape or other options than you ask for now."""
+
+
+NUMBERS_OF_ENDED = "{0} has ended: %mesh logs {0} has the numbers that it printed"
+"""To who wants curves of a reservation that has ended."""
+ATTACH_USES_IT = "%mesh attach {} uses it as it is"
+"""What loses nothing when a reservation is not as somebody asks for it: said before what releases it."""
 
 
 class MeshNotFound(MonarchNbError):
@@ -340,6 +334,13 @@ class ProcessGroupAborted(MonarchNbError, RuntimeError):
         self.collective, self.reason = collective, reason
 
 
+class NoProcessGroup(MonarchNbError, ValueError):
+    """torch.distributed was called before a group was made. It is raised on a rank, in place of torch's own error."""
+
+    def __init__(self, message: str = "there is no process group: call dist.init_process_group() first") -> None:
+        super().__init__(message)
+
+
 class NotFinite(MonarchNbError, ArithmeticError):
     """With `--watch nan`, a rank has found a gradient, loss or parameter that is not finite. It is raised on the rank,
     at the line of the backward pass or the step, where nobody can answer a debugger."""
@@ -396,6 +397,17 @@ class RankFailure:
         return self.kind in ("interrupted", "cancelled") or self.name == ProcessGroupAborted.__name__
 
     @property
+    def died_of_mismatch(self) -> bool:
+        """Whether Gloo has ended it, because ranks have called collectives that do not match, and it is not said yet
+        who has called what."""
+        return self.kind == "died" and f"{MISMATCH}: Gloo" in self.message
+
+    @property
+    def is_own_error(self) -> bool:
+        """Whether its own code raised, somewhere where a debugger can look and may find more than the message says."""
+        return self.kind == "error" and not self.is_consequence and bool(self.where) and self.name not in _PLAIN
+
+    @property
     def traceback(self) -> str:
         """The traceback as plain text."""
         return escapes.strip(self.rendered)
@@ -422,6 +434,13 @@ def name_failed(failures: Iterable[RankFailure]) -> str:
     return name_ranks(failure.rank for failure in failures)
 
 
+_PLAIN = (
+    *("SyntaxError", "IndentationError", "TabError", "ModuleNotFoundError"),
+    *("SystemExit", "StdinNotImplementedError", NoProcessGroup.__name__, MeshMismatch.__name__),
+)
+"""Those of which the message says everything."""
+
+
 def where_besides(message: str, where: str) -> str:
     """Return where a run failed, or "" when the message says it, as a SyntaxError's does: "(train.py, line 41)"."""
     file, _, line = where.rpartition(":")
@@ -437,6 +456,8 @@ class RunFailed(MonarchNbError):
         failures: one RankFailure for each failed rank, by rank (given as a list of them, or of their facts).
         run: the Run, with the values of the good ranks; None when there is no run.
         kept_in: the notebook's variable that has the values already.
+        remedy: what to type, where the notebook knows that better than the ranks; the last line.
+        is_held: the ranks live on, and hold what they raised.
 
     Example:
         >>> try:  # doctest: +SKIP
@@ -449,9 +470,9 @@ class RunFailed(MonarchNbError):
         self, message: str = "", failures: Iterable[RankFailure | Mapping[str, Any]] = (), run: Any = None
     ) -> None:
         rebuilt = [failure if isinstance(failure, RankFailure) else _failure(failure) for failure in failures]
-        self.failures = {failure.rank: failure for failure in _explained(rebuilt)}
+        self.failures = {failure.rank: failure for failure in explained(rebuilt)}
         self.run = run
-        self.kept_in = ""
+        self.kept_in, self.remedy, self.is_held = "", "", False
         super().__init__(message)
 
     def __str__(self) -> str:
@@ -467,9 +488,9 @@ class RunFailed(MonarchNbError):
 
     def groups(self, *, fold: bool = True) -> list[tuple[list[int], RankFailure]]:
         """Return the failures, equal ones once, each with its ranks. Failures that differ only in rank and host are
-        equal. On many ranks, failures that differ only in numbers are one as well, and their texts have ranges, as in
-        `shard 0-127 is empty`. Ranks that failed by themselves come first. Ranks that failed because of their peers
-        follow, without tracebacks.
+        equal. Tracebacks that differ only in numbers are one as well, and their texts have ranges, as in
+        `shard 0-127 is empty`; on many ranks so are failures without tracebacks. Ranks that failed by themselves come
+        first. Ranks that failed because of their peers follow, without tracebacks.
 
         Args:
             fold: False to group only equal failures.
@@ -481,8 +502,14 @@ class RunFailed(MonarchNbError):
             key = (told.kind, told.name, told.message, told.rendered, told.place, told.stderr_tail)
             groups.setdefault(key, ([], told))[0].append(rank)
         told_of = list(groups.values())
-        if fold and len(self.failures) > FEW_RANKS:
-            told_of = _folded(told_of, lambda f: (f.kind, f.name, f.stderr_tail), "message", "rendered", "where")
+        if fold:
+            few = len(self.failures) <= FEW_RANKS
+
+            def kind_of(failure: RankFailure) -> Hashable:
+                own = (failure.message, failure.where) if few and not failure.rendered else ()
+                return failure.kind, failure.name, failure.stderr_tail, own
+
+            told_of = _folded(told_of, kind_of, "message", "rendered", "where")
         return sorted(told_of, key=lambda group: group[1].is_consequence)
 
     def _summary(self) -> str:
@@ -500,10 +527,12 @@ class RunFailed(MonarchNbError):
     def _describe(self, group: tuple[list[int], RankFailure]) -> str:
         ranks, failure = group
         head = f"\x1b[1m{self._named(ranks)}\x1b[0m{self._where(ranks, failure)}"  # red is hard to read on dark red
+        if failure.name == NoProcessGroup.__name__:
+            head += f": {failure.message}"
         cause = (failure.rendered or f"{failure.name}: {failure.message}{failure.place}").rstrip("\n")
         return "\n".join([head, cause, *(f"    {line}" for line in failure.stderr_tail)])
 
-    def _render_traceback_(self, *_: Any) -> list[str]:
+    def _shown(self) -> list[str]:
         lines = "\n\n".join(map(self._describe, self.groups())).splitlines()
         if dead := [rank for rank, failure in self.failures.items() if failure.name == "RankDied"]:
             them = "it" if len(dead) == 1 else "them"
@@ -514,6 +543,12 @@ class RunFailed(MonarchNbError):
             noun = "nodes" if all(failure.of_node for failure in self.failures.values()) else "ranks"
             kept = f"are in {self.kept_in}" if self.kept_in else "are kept (-o NAME, or run.values)"
             lines.append(f"{len(self.failures)} of {total} {noun} failed; results of the others {kept}")
+        raised = [failure for failure in self.failures.values() if failure.is_own_error]
+        if self.remedy:
+            lines.append(self.remedy)
+        elif self.run is not None and self.is_held and raised:
+            flag = f"{self.run.mesh.flag} --post-mortem -t {format_ranks(f.rank for f in raised)}"
+            lines.append(f"%mesh debug{flag} shows where it was, with all variables")
         return lines
 
 
@@ -527,10 +562,14 @@ def _failure(facts: Mapping[str, Any]) -> RankFailure:
     return RankFailure(**{**facts, "stderr_tail": tuple(facts["stderr_tail"]), "called": called})
 
 
-def _explained(failures: Sequence[RankFailure]) -> list[RankFailure]:
-    """Return failures; where ranks died of collectives that do not match, they say who has called what."""
-    dead = [failure.rank for failure in failures if failure.kind == "died" and MISMATCH in failure.message]
-    calls = {failure.rank: failure.called for failure in failures if failure.called is not None}
+def explained(failures: Sequence[RankFailure], ended: Mapping[int, Called] = NO_CALLS) -> list[RankFailure]:
+    """Return failures; where ranks died of collectives that do not match, they say who has called what.
+
+    Args:
+        ended: the last calls of ranks that ended the run well.
+    """
+    dead = {failure.rank: failure.stderr_tail for failure in failures if failure.died_of_mismatch}
+    calls = {failure.rank: failure.called for failure in failures if failure.called is not None} | dict(ended)
     said = explain_calls(calls, dead) if dead else ""
     if not said:
         return list(failures)
@@ -622,7 +661,7 @@ class ActorError(MonarchNbError):
             said = failure.traceback or str(failure.exception)
             groups.setdefault((failure.kind, type(failure.exception).__name__, said), ([], failure))[0].append(rank)
         told_of = list(groups.values())
-        if len(self.failures) > FEW_RANKS and all(failure.traceback for _, failure in told_of):
+        if all(failure.traceback for _, failure in told_of):
             told_of = _folded(told_of, lambda f: (f.kind, type(f.exception)), "traceback")
         return sorted(told_of, key=lambda group: group[1].kind != "error")
 
@@ -633,7 +672,7 @@ class ActorError(MonarchNbError):
         said = failure.traceback.rstrip("\n") or f"{failure.exception}"
         return head + said.replace(_TRACEBACK, f"Traceback of where the remote call failed{_TRACEBACK[9:]}")
 
-    def _render_traceback_(self, *_: Any) -> list[str]:
+    def _shown(self) -> list[str]:
         head = f"\x1b[31m{type(self).__name__}\x1b[39m: {self.message}"
         lines = "\n".join([head, *map(self._describe, self.groups())])
         if self.values and self.failures:

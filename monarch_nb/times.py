@@ -15,23 +15,34 @@ Duration = timedelta | str | float
 LONGEST_S = 366 * 86400.0
 _UNITS_S = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0}
 _TEXT = re.compile("".join(rf"(?:(?P<{unit}>\d+(?:\.\d+)?){unit})?" for unit in _UNITS_S), re.ASCII)
+_SLURMS = re.compile(r"(?=\d+-|\d+:\d+:)(?:(?P<d>\d+)-)?(?P<h>\d+)(?::(?P<m>\d+)(?::(?P<s>\d+))?)?", re.ASCII)
+"""1:30:00, 1-12, 1-12:30 and 1-12:30:00."""
+_AMBIGUOUS = re.compile(r"(?!0+:00)0*(\d+):0?(\d|[1-5]\d)", re.ASCII)
+"""8:00 is eight minutes for Slurm, and eight hours for LSF."""
 
 
 def seconds_of(given: object, what: str) -> float:
-    """Return a Duration in seconds. A text without a unit is refused: tools differ in what a bare number means.
+    """Return a Duration in seconds. It may be written as for Slurm: 1:30:00, 2-00:00:00. A text without a unit is
+    refused: tools differ in what a bare number means.
 
     Args:
         what: names it in the error, as in "--time".
 
     Raises:
-        UsageError: it can not be read, is not above 0 or longer than a year.
+        UsageError: it can not be read, may be read in two ways (8:00), is not above 0 or longer than a year.
 
     Example:
         >>> seconds_of("1h30m", "--time")
         5400.0
     """
     if isinstance(given, str):
-        match = _TEXT.fullmatch(given.strip().lower())
+        text = given.strip().lower()
+        if match := _AMBIGUOUS.fullmatch(text):
+            first, second = match.groups()
+            ways = (f"{first}h{second}m", f"{first}m{second}s")
+            hours, minutes = (re.sub(r"(?<!\d)0[hms]", "", way) for way in ways)
+            raise UsageError(f"{what} {given} may be hours or minutes, as tools differ: type {hours} or {minutes}")
+        match = _TEXT.fullmatch(text) or _SLURMS.fullmatch(text)
         parts = {unit: number for unit, number in match.groupdict().items() if number} if match else {}
         seconds = sum(float(number) * _UNITS_S[unit] for unit, number in parts.items()) if parts else math.nan
     elif isinstance(given, timedelta):
@@ -41,7 +52,7 @@ def seconds_of(given: object, what: str) -> float:
     else:
         seconds = math.nan
     if not 0 < seconds <= LONGEST_S:
-        times = "a time such as 30s, 90m, 8h, 2d or 1h30m, above 0 and at most a year"
+        times = "a time such as 30s, 90m, 8h, 2d, 1h30m or 1:30:00, above 0 and at most a year"
         raise UsageError(f"{what} is {times}, not {given!r}")
     return seconds
 

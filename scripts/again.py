@@ -2,7 +2,8 @@
 
 A test that passes then is printed ("passed only alone: …") and added to build/flaky.txt with what it said first. A name
 that comes twice has a cause, which is to be mended. Red is what fails twice, more than four failures, which are no
-accident, and what a process has left behind at its end: pytest says that of the last test, whoever it was.
+accident, and what a process has left behind at its end: pytest says that of the last test, whoever it was. A test that
+failed half-way may leave things: its own failure is what counts then.
 """
 
 import json
@@ -55,12 +56,13 @@ def _red(why: str) -> int:
 
 
 def _said(report: Path) -> dict[tuple[str, str], str]:
-    """Return the first line of what each failed test said, by what JUnit calls it."""
-    return {
-        (case.get("classname", ""), case.get("name", "")): problem.get("message", "").partition("\n")[0]
-        for case in ElementTree.parse(report).iter("testcase")
-        for problem in (*case.iterfind("failure"), *case.iterfind("error"))
-    }
+    """Return the first line of what each failed test said first, by what JUnit calls it."""
+    said: dict[tuple[str, str], str] = {}
+    for case in ElementTree.parse(report).iter("testcase"):
+        for problem in (*case.iterfind("failure"), *case.iterfind("error")):
+            name = case.get("classname", ""), case.get("name", "")
+            said.setdefault(name, problem.get("message", "").partition("\n")[0])
+    return said
 
 
 def _key(test: str) -> tuple[str, str]:

@@ -12,7 +12,8 @@ import sys
 from pathlib import Path
 
 from monarch_nb.cli.main import main as monarch_nb
-from monarch_nb.client.scripts.torchrun_flags import FLAGS
+from monarch_nb.client.scripts.torchrun_flags import MEANT
+from monarch_nb.notebook.syntax import meant
 from monarch_nb.notebook.syntax.command_line import help_text, overview
 from monarch_nb.notebook.syntax.declarations import CELL, MESH
 
@@ -34,11 +35,17 @@ def render(page: str) -> str:
 
 
 def help_of(command: str) -> str:
-    """Return the help text of `monarch-nb …`, `%mesh …` or `%%mesh`, or what torchrun's flags mean."""
+    """Return the help text of `monarch-nb …`, `%mesh …` or `%%mesh`, or what torchrun's flags or other tools' words
+    mean."""
     name, *words = command.split()
     if name == "torchrun":
-        rows = [(f"{flag.short}, {flag.name}".removeprefix(", "), flag.value, flag.help) for flag in FLAGS]
+        rows = [(f"{flag.short}, {flag.name}".removeprefix(", "), flag.value, flag.help) for flag in MEANT]
         return "\n".join(f"{f'{names} {value}':<36}{text}".rstrip() for names, value, text in rows)
+    if name == "words":
+        flags = {flag: " or ".join(here).replace(meant.NAME, "the name") for flag, here in meant.FLAGS.items()}
+        here = {**meant.COMMANDS, **flags}
+        words_of = {ours: [word for word in here if here[word] == ours] for ours in here.values()}
+        return "\n".join(f"{', '.join(theirs):<36}{ours}" for ours, theirs in words_of.items())
     if name == "%%mesh":
         return help_text(CELL).rstrip()
     if name == "%mesh":

@@ -22,9 +22,7 @@ BEGUN = ROOT / "build" / "full_run"
 LAUNCHERS = (
     "monarch_nb/provision/launchers.py",
     "monarch_nb/provision/jobs.py",
-    "monarch_nb/provision/commands.py",
     "monarch_nb/provision/helpers.py",
-    "monarch_nb/provision/waiting.py",
     "tests/integration/ways.py",
 )
 SAVES = ("monarch_nb/worker/saving/*", "monarch_nb/worker/autosaves/*", "monarch_nb/client/saving/*")
@@ -33,7 +31,7 @@ HOSTS = ("monarch_nb/trust/*", "monarch_nb/rpc/*", "monarch_nb/allocator/leases/
 FILES = ("monarch_nb/files/*", "monarch_nb/allocator/files/*", "monarch_nb/client/files/*")
 LOGS = ("monarch_nb/allocator/logs/*", "monarch_nb/allocator/runs/*", "monarch_nb/client/logs/*")
 SESSIONS = ("monarch_nb/allocator/sessions/*", "monarch_nb/allocator/recovery/*", "monarch_nb/client/connections/*")
-TREE = ("monarch_nb/branches/*", "monarch_nb/spreading.py", "monarch_nb/allocator/sessions/*")
+TREE = ("monarch_nb/branches/*", "monarch_nb/allocator/sessions/*", "monarch_nb/client/connections/session.py")
 PANEL = ("labextension/src/*", "monarch_nb/panel/*", "monarch_nb/server/*")
 
 GROUPS = {
@@ -43,7 +41,6 @@ GROUPS = {
     "integration/night/sky": ("monarch_nb/provision/skypilot/*", *LAUNCHERS),
     "integration/night/slurm": ("monarch_nb/provision/slurm.py", "notebooks/slurm.ipynb", *LAUNCHERS),
     "integration/night/ssh": ("monarch_nb/provision/ssh.py", "monarch_nb/provision/remote/*", *LAUNCHERS),
-    "integration/night/warden": ("monarch_nb/warden/*", "monarch_nb/allocator/gateway/*", "deploy/*"),
     "integration/night/faults": SESSIONS,
     "unit/cluster/night": (*SESSIONS, "monarch_nb/allocator/leases/*", "monarch_nb/client/pools/*", "tests/cluster/*"),
     "integration/hosts/night": (*HOSTS, *SESSIONS, "monarch_nb/provision/hosts.py"),
@@ -70,8 +67,9 @@ GROUPS = {
     "integration/night/test_tree_floods.py": TREE,
     "integration/night/test_many_runs.py": LOGS,
     "integration/night/test_log_limit.py": LOGS,
-    "integration/night/test_scaling.py": ("monarch_nb/*/scaling/*",),
+    "integration/night/test_scaling.py": ("monarch_nb/client/meshes/scaling.py", "monarch_nb/notebook/*scaling.py"),
     "integration/night/test_gpu_leases.py": ("monarch_nb/allocator/leases/*", "monarch_nb/allocator/readings/*"),
+    "integration/night/test_people.py": ("monarch_nb/allocator/leases/gpu_locks.py", "monarch_nb/provision/local.py"),
     "integration/night/test_room.py": ("monarch_nb/provision/local.py",),
     "integration/night/test_release_unserved.py": ("monarch_nb/client/reservations/*", "monarch_nb/provision/local.py"),
     "integration/night/test_shared_storage.py": ("monarch_nb/client/reservations/*",),
@@ -94,7 +92,7 @@ GATE = (
     ),
     *(f"monarch_nb/client/{each}/*" for each in ("actors", "comparing", "curves", "doctor", "flames", "instruments")),
     *(f"monarch_nb/client/{each}/*" for each in ("memory", "meshes", "runs", "scripts", "top")),
-    *(f"monarch_nb/worker/{each}/*" for each in ("comparing", "control", "forking", "mail", "memory", "reload")),
+    *(f"monarch_nb/worker/{each}/*" for each in ("control",)),
     *(f"monarch_nb/worker/{each}" for each in ("*.py", "runs/*", "shell/*")),
     "monarch_nb/cli/*",
     "monarch_nb/client/*.py",

@@ -11,6 +11,7 @@ export class FakeTransport implements Transport {
     check: () => ({ ok: true, message: 'fits: node0' })
   };
   looking: boolean | null = null;
+  private _view = view();
   private _onMessage: (message: Message) => void = () => undefined;
   private _onConnection: (state: Connection) => void = () => undefined;
 
@@ -35,7 +36,15 @@ export class FakeTransport implements Transport {
   }
 
   say(message: Message): void {
+    if (message.type === 'view') {
+      this._view = message.view;
+    }
     this._onMessage(structuredClone(message));
+  }
+
+  /** Say the last view again, a second later, with some parts that are others. */
+  change(parts: Partial<View>): void {
+    this.say({ type: 'view', view: { ...this._view, now: this._view.now + 1, ...parts } });
   }
 
   connection(state: Connection): void {
@@ -192,7 +201,6 @@ export function reservation(more: Partial<Reservation> = {}): Reservation {
     idle_s: null,
     idle_left_s: null,
     nearly_up: false,
-    confirmed: true,
     price_per_hour: null,
     meshes: [mesh([0, 1, 2, 3].map(each => rank(each)))],
     actors: { shown: [], more: 0 },
@@ -221,11 +229,9 @@ export function job(more: Partial<Job> = {}): Job {
     title: 'Reserving dev',
     state: 'running',
     message: 'starting 4 ranks',
-    fraction: 0.4,
     cancellable: true,
     result: null,
     error: null,
-    started_at: 1000,
     ...more
   };
 }

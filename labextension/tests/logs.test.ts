@@ -258,10 +258,10 @@ test('a log is opened again when its reservation has other nodes, and only then'
   await settle();
   expect(opened).toBe(1);
   const grown = reservation({ nodes: 3, node_ids: ['node0', 'node1', 'node2'] });
-  transport.say({ type: 'change', now: 1001, reservations: { R: grown } });
+  transport.change({ reservations: { R: grown } });
   await settle();
   expect(opened).toBe(2);
-  transport.say({ type: 'change', now: 1002, reservations: { R: null } });
+  transport.change({ reservations: {} });
   await settle();
   expect([opened, source.isOpen]).toEqual([2, true]);
 });

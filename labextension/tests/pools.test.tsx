@@ -97,9 +97,7 @@ test('an engine is not asked again because something happens in the pool', async
   const asked = transport.asked('check').length;
   vi.useFakeTimers();
   try {
-    await act(async () =>
-      transport.say({ type: 'change', now: 1001, reservations: { S: reservation({ id: 'S' }) } })
-    );
+    await act(async () => transport.change({ reservations: { S: reservation({ id: 'S' }) } }));
     await act(async () => vi.advanceTimersByTimeAsync(5000));
   } finally {
     vi.useRealTimers();
@@ -140,7 +138,7 @@ test('of several pools the one that is shown is chosen; of one there is nothing 
   const showPool = vi.fn();
   await show(viewOf('local', [LOCAL]), { showPool });
   expect(screen.queryByRole('combobox', { name: 'Pool' })).toBeNull();
-  await act(async () => transport.say({ type: 'change', now: 1001, pools: [LOCAL, SLURM] }));
+  await act(async () => transport.change({ pools: [LOCAL, SLURM] }));
   const chooser = screen.getByRole('combobox', { name: 'Pool' });
   expect([...chooser.children].map(each => each.textContent)).toEqual([
     'local (this machine)',
@@ -166,7 +164,7 @@ test('each pool has a store as long as the server knows it, and one that is want
   pools.show('slurm-dev');
   home.say({ type: 'view', view: viewOf('local', [LOCAL]) });
   expect(pools.shown).toBe(pools.home);
-  home.say({ type: 'change', now: 1001, pools: [LOCAL, SLURM] });
+  home.change({ pools: [LOCAL, SLURM] });
   const there = pools.shown;
   expect(there).not.toBe(pools.home);
   const held = reservation({ id: 'S', name: 'slurm' });
@@ -178,7 +176,7 @@ test('each pool has a store as long as the server knows it, and one that is want
   pools.show('local');
   expect(pools.shown).toBe(pools.home);
   pools.showStore(there);
-  home.say({ type: 'change', now: 1002, pools: [LOCAL] });
+  home.change({ pools: [LOCAL] });
   expect(pools.shown).toBe(pools.home);
   expect(pools.all).toEqual([pools.home]);
 });

@@ -17,11 +17,7 @@ beforeEach(() => {
 
 test('what did not change keeps its identity', () => {
   const before = store.state.view!;
-  transport.say({
-    type: 'change',
-    now: 1001,
-    nodes: { node0: node('node0', [slot(0, { utilisation: 0.9 }), slot(1)]) }
-  });
+  transport.change({ nodes: { node0: node('node0', [slot(0, { utilisation: 0.9 }), slot(1)]) } });
   const after = store.state.view!;
   expect(after.reservations).toBe(before.reservations);
   expect(after.nodes.node0).not.toBe(before.nodes.node0);
@@ -29,31 +25,21 @@ test('what did not change keeps its identity', () => {
   expect(after.nodes.node0.slots[1]).toBe(before.nodes.node0.slots[1]);
 });
 
-test('of a large mesh only what changed comes, and the rest keeps its identity', () => {
+test('of a large mesh what did not change keeps its identity', () => {
   const before = store.state.view!.reservations.R;
-  transport.say({
-    type: 'change',
-    now: 1001,
-    reservations: {
-      R: { '~': { meshes: { '~': { 0: { '~': { ranks: { '~': { 2: { '~': { state: 'dead' } } } } } } } } } }
-    },
-    nodes: { node0: { '~': { memory: { '~': { used: 5e8 } }, slots: [slot(0)] } } }
-  });
+  const ranks = before.meshes[0].ranks.map(each =>
+    each.rank === 2 ? { ...each, state: 'dead' as const } : each
+  );
+  transport.change({ reservations: { R: reservation({ meshes: [mesh(ranks)] }) } });
   const after = store.state.view!.reservations.R;
   expect(after.meshes[0].ranks.map(each => each.state)).toEqual(['idle', 'idle', 'dead', 'idle']);
   expect(after.meshes[0].ranks[1]).toBe(before.meshes[0].ranks[1]);
   expect(after.actors).toBe(before.actors);
-  expect(store.state.view!.nodes.node0).toMatchObject({ id: 'node0', memory: { used: 5e8, total: 2e9 } });
-  expect(store.state.view!.nodes.node0.slots).toHaveLength(1);
   expect(before.meshes[0].ranks[2].state).toBe('idle');
 });
 
 test('what is gone is removed, what is new is there', () => {
-  transport.say({
-    type: 'change',
-    now: 1001,
-    reservations: { R: null, S: reservation({ id: 'S', name: 'other' }) }
-  });
+  transport.change({ reservations: { S: reservation({ id: 'S', name: 'other' }) } });
   expect(Object.keys(store.state.view!.reservations)).toEqual(['S']);
 });
 
@@ -66,9 +52,9 @@ test('parts are shared only where keys agree', () => {
 });
 
 test('times left count from when they were said, also when other things change', () => {
-  transport.say({ type: 'change', now: 1000, reservations: { R: reservation({ time_left_s: 100 }) } });
+  transport.change({ now: 1000, reservations: { R: reservation({ time_left_s: 100 }) } });
   clock_s += 30;
-  transport.say({ type: 'change', now: 1030, nodes: { node0: node('node0', []) } });
+  transport.change({ now: 1030, nodes: { node0: node('node0', []) } });
   const held = store.state.view!.reservations.R;
   expect(held.at_s + held.time_left_s! - store.now_s()).toBe(70);
 });
@@ -83,11 +69,19 @@ test('a late answer does not revive a job that has ended', async () => {
   expect((await store.ended(job())).state).toBe('done');
 });
 
+test('a late answer does not take back what a job has said', async () => {
+  transport.replies.reserve = () => {
+    transport.say({ type: 'job', job: job({ message: 'queued job 7 waits' }) });
+    return { job: job() };
+  };
+  expect(await store.act('reserve', {})).toMatchObject({ message: 'queued job 7 waits' });
+});
+
 test('a job is awaited until it ends', async () => {
   transport.replies.reserve = () => ({ job: job() });
   const started = (await store.act('reserve', {})) as ReturnType<typeof job>;
   const ended = store.ended(started);
-  transport.say({ type: 'job', job: job({ fraction: 0.8 }) });
+  transport.say({ type: 'job', job: job({ message: 'starting 8 ranks' }) });
   transport.say({ type: 'job', job: job({ state: 'failed', error: 'no' }) });
   expect(await ended).toMatchObject({ state: 'failed', error: 'no' });
 });
@@ -104,30 +98,29 @@ test('a notice is shown once, and never again when it was dismissed', () => {
 
 test('a notice of time that is nearly up goes when the reservation is extended, or gone', () => {
   const about = { type: 'notice', level: 'warning', text: 'soon', reservation: 'R' } as const;
-  const change = (now: number, R: Reservation | null): void =>
-    transport.say({ type: 'change', now, reservations: { R } });
-  change(1001, reservation({ nearly_up: true }));
+  const change = (R: Reservation): void => transport.change({ reservations: { R } });
+  change(reservation({ nearly_up: true }));
   transport.say({ ...about, id: 'nearly-up-R-600' });
-  change(1002, reservation({ nearly_up: true, time_left_s: 9 }));
+  change(reservation({ nearly_up: true, time_left_s: 9 }));
   expect(store.state.notices).toHaveLength(1);
-  change(1003, reservation({ nearly_up: false }));
+  change(reservation({ nearly_up: false }));
   expect(store.state.notices).toHaveLength(0);
-  change(1004, reservation({ nearly_up: true }));
+  change(reservation({ nearly_up: true }));
   transport.say({ ...about, id: 'nearly-up-R-900' });
   transport.say({ ...about, id: 'ended-R' });
-  change(1005, null);
+  transport.change({ reservations: {} });
   expect(store.state.notices.map(notice => notice.id)).toEqual(['ended-R']);
 });
 
 test('a notice of dead ranks goes when the last of them lives again', () => {
-  const change = (now: number, ...ranks: Rank[]): void =>
-    transport.say({ type: 'change', now, reservations: { R: reservation({ meshes: [mesh(ranks)] }) } });
+  const change = (...ranks: Rank[]): void =>
+    transport.change({ reservations: { R: reservation({ meshes: [mesh(ranks)] }) } });
   const dead = (number: number): Rank => rank(number, { state: 'dead' });
-  change(1001, dead(0), dead(1), rank(2));
+  change(dead(0), dead(1), rank(2));
   transport.say({ type: 'notice', level: 'error', id: 'dead-M-100-101', text: 'died', reservation: 'R' });
-  change(1002, rank(0, { pid: 200 }), dead(1), rank(2));
+  change(rank(0, { pid: 200 }), dead(1), rank(2));
   expect(store.state.notices).toHaveLength(1);
-  change(1003, rank(0, { pid: 200 }), rank(1, { pid: 201 }), dead(2));
+  change(rank(0, { pid: 200 }), rank(1, { pid: 201 }), dead(2));
   expect(store.state.notices).toHaveLength(0);
 });
 

@@ -56,6 +56,12 @@ test('a reservation in one line', () => {
   expect(summary(reservation({ meshes: [mesh(ranks)] }), 10_800)).toBe(
     'dev · 4 ranks · 1 dead · 1 waiting · 1 running · 3 h left'
   );
+  const over = [rank(0, { state: 'failed' }), rank(1, { state: 'failed' }), rank(2)];
+  expect(summary(reservation({ meshes: [mesh(over)] }), null)).toBe(
+    'dev · 3 ranks · 2 idle, last cell failed'
+  );
+  const going = [...over, rank(3, { state: 'waiting' })];
+  expect(summary(reservation({ meshes: [mesh(going)] }), null)).toBe('dev · 4 ranks · 2 failed · 1 waiting');
   expect(summary(reservation(), null)).toBe('dev · 4 ranks');
   expect(summary(reservation(), null, false)).toBe('dev · 4 ranks · not attached');
   expect(summary(reservation(), -1)).toBe('dev · 4 ranks · time is up');

@@ -8,7 +8,7 @@ import { RequestError } from '../src/core/transport';
 import { Top } from '../src/core/types';
 import { FakeTransport, view } from './fake';
 
-const SENTENCE = 'rank 1 is waited for: 92% of its time in train.py:41 (data loader)';
+const SENTENCE = 'Slow: rank 1 spends 92% of its time in train.py:41 (data loader)';
 const TOP: Top = {
   sentence: SENTENCE,
   is_late: true,
@@ -111,7 +111,7 @@ test('what goes wrong is said, and what was seen before stays', async () => {
   await wait(1000);
   expect(screen.getByRole('alert').textContent).toBe('node0 does not answer');
   expect(screen.getAllByRole('row')).toHaveLength(3);
-  transport.replies.top = () => ({ ...TOP, is_late: false, sentence: 'no rank is waited for' });
+  transport.replies.top = () => ({ ...TOP, is_late: false, sentence: 'no rank is slow' });
   await wait(5000);
   expect(screen.queryByRole('alert')).toBeNull();
   expect(screen.getByRole('status').className).toBe('mnb-top-sentence');

@@ -99,8 +99,8 @@ test('the socket connects again, ever more patiently, and says whether anybody l
     { type: 'look', looking: false },
     { type: 'look', looking: true }
   ]);
-  first.onmessage({ data: '{"type":"change","now":1}' });
-  expect(messages).toEqual([{ type: 'change', now: 1 }]);
+  first.onmessage({ data: '{"type":"notice","id":1}' });
+  expect(messages).toEqual([{ type: 'notice', id: 1 }]);
   first.close();
   expect(states).toEqual(['live', 'lost']);
   vi.advanceTimersByTime(500);
@@ -166,10 +166,10 @@ test('a widget asks by messages and hears the answer to its own question', async
 test('a kernel that runs a cell is said to be busy while the widget is still live', async () => {
   const { transport, sent, states, say, listen } = widget();
   listen();
-  say({ event: { type: 'change', now: 1 } });
+  say({ event: { type: 'notice', id: 1 } });
   const asked = transport.request('view');
   vi.advanceTimersByTime(60_000);
-  say({ event: { type: 'change', now: 2 } });
+  say({ event: { type: 'notice', id: 2 } });
   expect(states).toEqual(['live', 'busy', 'busy']);
   say({ id: sent[0].id, result: 7 });
   expect(await asked).toBe(7);
@@ -180,7 +180,7 @@ test('a kernel of which nothing is heard while somebody looks is said to be sile
   const { transport, states, say, listen } = widget();
   listen();
   transport.look(true);
-  say({ event: { type: 'change', now: 1 } });
+  say({ event: { type: 'notice', id: 1 } });
   for (let word = 0; word < 10; word += 1) {
     vi.advanceTimersByTime(5_000);
     say({ alive: true });
@@ -209,13 +209,13 @@ test('a widget says when it is seen, now and then that it still is, and that it 
   const stop = listen();
   transport.look(true);
   transport.look(true);
-  say({ event: { type: 'change', now: 2 } });
+  say({ event: { type: 'notice', id: 2 } });
   vi.advanceTimersByTime(30_000);
   transport.look(false);
   vi.advanceTimersByTime(30_000);
   stop();
-  say({ event: { type: 'change', now: 3 } });
-  expect(heard).toEqual([{ type: 'change', now: 2 }]);
+  say({ event: { type: 'notice', id: 3 } });
+  expect(heard).toEqual([{ type: 'notice', id: 2 }]);
   const { view } = sent[0];
   expect(sent).toEqual([
     { type: 'look', view, looking: true },
@@ -230,13 +230,13 @@ test('what is said of another pool is not for this one, and what is asked names 
   const stop = listen();
   const asked = transport.request('view');
   transport.look(true);
-  say({ event: { type: 'change', now: 1 } });
-  say({ event: { type: 'change', now: 2 }, pool: 'slurm-dev' });
-  say({ event: { type: 'change', now: 3 }, pool: 'lab' });
+  say({ event: { type: 'notice', id: 1 } });
+  say({ event: { type: 'notice', id: 2 }, pool: 'slurm-dev' });
+  say({ event: { type: 'notice', id: 3 }, pool: 'lab' });
   say({ id: sent[0].id, result: 7, pool: 'lab' });
   expect(await asked).toBe(7);
   stop();
-  expect(heard).toEqual([{ type: 'change', now: 3 }]);
+  expect(heard).toEqual([{ type: 'notice', id: 3 }]);
   expect(sent.map(message => message.pool)).toEqual(['lab', 'lab', 'lab']);
 });
 

@@ -7,17 +7,14 @@ import reprlib
 from collections.abc import Generator
 from typing import Any, NoReturn, Self
 
-from monarch_nb.actor.arguments import WrongArguments, check_travelling
-from monarch_nb.actor.endpoints import ClassFacts, Endpoint, Parameters, unpacked
+from monarch_nb.actor.endpoints import ClassFacts, Parameters, WrongArguments, check_travelling, unpacked
 from monarch_nb.actor.engine.calls import Call, Gather, Stream
 from monarch_nb.actor.engine.handles import Handle, Place, Places, PortAddress
+from monarch_nb.actor.engine.mailbox import Port
 from monarch_nb.actor.engine.messages import INVOKE
-from monarch_nb.actor.engine.methods import PORT
-from monarch_nb.actor.engine.ports import Port
 from monarch_nb.actor.engine.process import Process, Tag, process
 from monarch_nb.actor.future import Future, Futures, future_of
-from monarch_nb.actor.shape import MeshTrait
-from monarch_nb.actor.value_mesh import ValueMesh
+from monarch_nb.actor.value_mesh import MeshTrait, ValueMesh
 from monarch_nb.shape import Extent, Region
 
 
@@ -59,8 +56,6 @@ class ActorMesh(MeshTrait):
             found: Any = ActorEndpoint(self._find_targets(), name, facts.endpoints[name])
             self.__dict__[name] = found
             return found
-        if name in facts.methods:
-            return PlainMethod(self._find_targets(), name, facts.methods[name], facts.text)
         there = f"{facts.text} has {', '.join(facts.endpoints) or 'none'}"
         raise AttributeError(f"{self!r} has no endpoint {name!r}: {there}{self._way_to(name)}")
 
@@ -140,16 +135,15 @@ class Targets:
         try:
             process.send(places or self.places, head, value, call)
         except Exception:
-            check_travelling(f"{self.handle.name}.{key.removesuffix(PORT)}", *value)
+            check_travelling(f"{self.handle.name}.{key}", *value)
             raise
 
 
 class ActorEndpoint:
     """An endpoint of the actors of a mesh."""
 
-    def __init__(self, targets: Targets, name: str, parameters: Parameters, key: str = "") -> None:
+    def __init__(self, targets: Targets, name: str, parameters: Parameters) -> None:
         self._targets, self._name, self._parameters = targets, name, parameters
-        self._key = key or name
         self._title = f"{targets.handle.name}.{name}"
 
     def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
@@ -183,7 +177,7 @@ class ActorEndpoint:
         current, tag = self._begin()
         places, place = self._choice()
         call = Gather(self._title, tag, places, Extent({}), _only)
-        self._targets.send(current, self._key, place, (args, kwargs), call, None, tag=tag, places=places)
+        self._targets.send(current, self._name, place, (args, kwargs), call, None, tag=tag, places=places)
         return future_of(call.outcome, call)
 
     def stream(self, *args: Any, **kwargs: Any) -> Futures[Any]:
@@ -192,7 +186,7 @@ class ActorEndpoint:
         self._check(args, kwargs)
         current, tag = self._begin()
         call = Stream(self._title, tag, self._targets.places, self._targets.extent)
-        self._targets.send(current, self._key, self._targets.place, (args, kwargs), call, None, tag=tag)
+        self._targets.send(current, self._name, self._targets.place, (args, kwargs), call, None, tag=tag)
         return Futures(future_of(outcome, call) for outcome in call.outcomes)
 
     def broadcast(self, *args: Any, **kwargs: Any) -> None:
@@ -200,7 +194,7 @@ class ActorEndpoint:
         told. Raises as `call`."""
         self._check(args, kwargs)
         current, tag = self._begin()
-        self._targets.send(current, self._key, self._targets.place, (args, kwargs), None, None, tag=tag)
+        self._targets.send(current, self._name, self._targets.place, (args, kwargs), None, None, tag=tag)
         tag.left()
 
     def send_to(self, port: Port[Any] | None, args: tuple[Any, ...], kwargs: dict[str, Any], *, chosen: bool) -> None:
@@ -210,7 +204,7 @@ class ActorEndpoint:
         current, tag = self._begin()
         places, place = self._choice() if chosen else (self._targets.places, self._targets.place)
         target = port.target_at(places[0].node) if port is not None else None
-        self._targets.send(current, self._key, place, (args, kwargs), None, target, tag=tag, places=places)
+        self._targets.send(current, self._name, place, (args, kwargs), None, target, tag=tag, places=places)
         tag.left()
 
     def _check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -229,7 +223,7 @@ class ActorEndpoint:
         self._check(args, kwargs)
         current, tag = self._begin()
         call = Gather(self._title, tag, self._targets.places, self._targets.extent, value)
-        self._targets.send(current, self._key, self._targets.place, (args, kwargs), call, None, tag=tag)
+        self._targets.send(current, self._name, self._targets.place, (args, kwargs), call, None, tag=tag)
         return future_of(call.outcome, call)
 
     def __repr__(self) -> str:
@@ -238,39 +232,3 @@ class ActorEndpoint:
 
 def _only(values: list[Any]) -> Any:
     return values[0]
-
-
-class PlainMethod:
-    """A method that is no endpoint: `as_endpoint` makes one of it."""
-
-    def __init__(self, targets: Targets, name: str, parameters: Parameters, text: str) -> None:
-        self.targets, self.name, self.parameters, self._text = targets, name, parameters, text
-
-    def __call__(self, *_: Any, **__: Any) -> NoReturn:
-        raise RuntimeError(
-            f"Actor {self._text}.{self.name} is not annotated as an endpoint. To call it as one, add a @endpoint "
-            "decorator to it, or directly wrap it in one as_endpoint(obj.method).call(...)"
-        )
-
-
-def as_endpoint(not_an_endpoint: Any, *, propagate: Any = None, explicit_response_port: bool = False) -> Endpoint:
-    """Return a plain method of a mesh's actors as an endpoint.
-
-    Args:
-        not_an_endpoint: the method, as an attribute of an ActorMesh.
-        propagate: as in Monarch; without effect here.
-        explicit_response_port: the method gets a Port as its first argument, and responds by it.
-
-    Raises:
-        ValueError: the argument is no method of spawned actors.
-
-    Example:
-        >>> as_endpoint(trainers.evaluate).call().get()
-    """
-    if not isinstance(not_an_endpoint, PlainMethod):
-        raise ValueError("expected an method of a spawned actor")
-    parameters = not_an_endpoint.parameters
-    if explicit_response_port:
-        parameters = Parameters(parameters.parameters[1:])
-    key = not_an_endpoint.name + (PORT if explicit_response_port else "")
-    return ActorEndpoint(not_an_endpoint.targets, not_an_endpoint.name, parameters, key)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import threading
 import weakref
 from collections import deque
@@ -11,17 +10,15 @@ from typing import Any, Generic, TypeVar
 
 from monarch_nb.actor.actor_mesh import ActorEndpoint
 from monarch_nb.actor.endpoints import Endpoint
-from monarch_nb.actor.engine.calls import Answer
+from monarch_nb.actor.engine.calls import Answer, Outcome
+from monarch_nb.actor.engine.mailbox import Port
 from monarch_nb.actor.engine.messages import POST_RAISED
-from monarch_nb.actor.engine.outcomes import Outcome
-from monarch_nb.actor.engine.ports import Port
 from monarch_nb.actor.engine.process import process
 from monarch_nb.actor.future import Future, future_of
 
-__all__ = ["Accumulator", "Channel", "Port", "PortReceiver", "RankedPortReceiver", "send"]
+__all__ = ["Channel", "Port", "PortReceiver", "RankedPortReceiver", "send"]
 
 R = TypeVar("R")
-A = TypeVar("A")
 
 
 class _Arrivals:
@@ -189,27 +186,3 @@ def send(
     if not isinstance(endpoint, ActorEndpoint):
         raise TypeError(f"expected an endpoint of a mesh of actors, not {endpoint!r}")
     endpoint.send_to(port, args, kwargs, chosen=selection == "choose")
-
-
-class Accumulator(Generic[R, A]):
-    """Combines the responses of an endpoint into one value, in the order in which they come.
-
-    Args:
-        endpoint: the endpoint to call.
-        identity: the first value.
-        combine: called with the value so far and the next response; returns the new value.
-
-    Example:
-        >>> Accumulator(counters.value, 0, operator.add).accumulate().get()
-    """
-
-    def __init__(self, endpoint: Endpoint, identity: A, combine: Callable[[A, R], A]) -> None:
-        self._endpoint, self._identity, self._combine = endpoint, identity, combine
-
-    def accumulate(self, *args: Any, **kwargs: Any) -> Future[A]:
-        """Call the endpoint on all ranks with these arguments. Return the future of the combined value."""
-        futures = list(self._endpoint.stream(*args, **kwargs))
-        outcomes = [future._outcome for future in futures]
-        whole = Outcome(lambda _: functools.reduce(self._combine, (each.value() for each in outcomes), self._identity))
-        outcomes[-1].when_resolved(lambda: whole.resolve(None))
-        return future_of(whole, futures[-1]._call)

@@ -4,21 +4,53 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
+import logging
 import pickle
+import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol, Self
 
-from monarch_nb.actor.arguments import WrongArguments
-from monarch_nb.actor.engine.methods import Declared
+from monarch_nb.actor.engine.mailbox import Declared
 from monarch_nb.actor.future import Future
+from monarch_nb.actor.value_mesh import MeshTrait
+from monarch_nb.ground import pickling
+from monarch_nb.ground.callers import end_at_caller
+from monarch_nb.shape import Region
 
 
-class EndpointProperty(Declared):
-    """What the class itself has under the name of an endpoint; meshes of its actors have what can be called."""
+class WrongArguments(TypeError):
+    """A TypeError, which a notebook shows without the way through this package. Elsewhere it looks like any other."""
 
-    def __repr__(self) -> str:
-        return f"<endpoint {self.method.__qualname__}>"
+    __module__, __qualname__ = "builtins", "TypeError"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return TypeError, self.args
+
+    def _render_traceback_(self, *_: Any) -> list[str]:
+        end_at_caller(self.__traceback__)
+        return [f"\x1b[31mTypeError\x1b[39m: {self}"]
+
+
+def check_travelling(title: str, values: Sequence[Any], named: Mapping[str, Any]) -> None:
+    """Tell which argument it is that can not be pickled, if it is one.
+
+    Args:
+        title: what is called: "trainers.step".
+        values, named: the arguments.
+
+    Raises:
+        TypeError: it is one.
+    """
+    by_place = ((f"argument {number}", value) for number, value in enumerate(values, 1))
+    for name, value in itertools.chain(by_place, ((f"argument {name!r}", value) for name, value in named.items())):
+        try:
+            pickling.dumps(value, protocol=5, buffer_callback=lambda _: None)
+        except Exception as problem:
+            raise WrongArguments(
+                f"{title}: {name}, {reprlib.repr(value)}, can not be pickled, so it can not be sent to ranks: {problem}"
+            ) from problem
 
 
 class Endpoint(Protocol):
@@ -76,7 +108,7 @@ def endpoint(
         return functools.partial(
             endpoint, propagate=propagate, explicit_response_port=explicit_response_port, instrument=instrument
         )
-    return EndpointProperty(method, explicit_response_port, False)
+    return Declared(method, explicit_response_port, False)
 
 
 def concurrent_endpoint(
@@ -113,7 +145,7 @@ def concurrent_endpoint(
         raise ValueError("concurrent_endpoint can not wrap a method that is an endpoint already")
     if not inspect.iscoroutinefunction(method):
         raise ValueError("concurrent_endpoint can only wrap async endpoints")
-    return EndpointProperty(method, explicit_response_port, True)
+    return Declared(method, explicit_response_port, True)
 
 
 class _Some:
@@ -183,28 +215,21 @@ class ClassFacts:
     Attributes:
         text: as `str` of it.
         endpoints: their parameters, by name.
-        methods: the parameters of other methods.
     """
 
     text: str
     endpoints: Mapping[str, Parameters]
-    methods: Mapping[str, Parameters]
 
     def packed(self) -> bytes:
         """Return it as one piece of data."""
-        endpoints = {name: each.parameters for name, each in self.endpoints.items()}
-        return pickle.dumps((self.text, endpoints, {name: each.parameters for name, each in self.methods.items()}), 5)
+        return pickle.dumps((self.text, {name: each.parameters for name, each in self.endpoints.items()}), 5)
 
 
 @functools.lru_cache(maxsize=1000)
 def unpacked(facts: bytes) -> ClassFacts:
     """Return the facts of a class that came with a mesh."""
-    text, endpoints, methods = pickle.loads(facts)
-    return ClassFacts(
-        text,
-        {name: Parameters(parameters) for name, parameters in endpoints.items()},
-        {name: Parameters(parameters) for name, parameters in methods.items()},
-    )
+    text, endpoints = pickle.loads(facts)
+    return ClassFacts(text, {name: Parameters(parameters) for name, parameters in endpoints.items()})
 
 
 def declared(kind: type) -> dict[str, Declared]:
@@ -216,12 +241,7 @@ def declared(kind: type) -> dict[str, Declared]:
 def facts_of(kind: type) -> ClassFacts:
     """Return the facts of a class."""
     endpoints = {name: Parameters.of(each.method, 1 + each.is_explicit) for name, each in declared(kind).items()}
-    methods = {}
-    for name in dir(kind):
-        found = inspect.getattr_static(kind, name, None)
-        if not name.startswith("__") and inspect.isfunction(found):
-            methods[name] = Parameters.of(found, 1)
-    return ClassFacts(str(kind), endpoints, methods)
+    return ClassFacts(str(kind), endpoints)
 
 
 _ASYNC_HOOKS = ("__cleanup__", "__supervise__", "_handle_undeliverable_message")
@@ -248,3 +268,46 @@ def is_async_class(kind: type) -> bool:
         if kinds and not sync and name == "__cleanup__" and hook is not None and not inspect.iscoroutinefunction(hook):
             raise ValueError(f"{kind} has async endpoints, so that its {name} must be async")
     return not sync
+
+
+class Actor(MeshTrait):
+    """The base class of actors. An actor lives in a rank, and answers calls of its endpoints one after the other, on a
+    thread of its own.
+
+    A subclass may define two hooks:
+
+    - `__supervise__(self, failure)` is called when a mesh that the actor spawned has failed. Return True when you have
+      handled the failure.
+    - `__cleanup__(self, exception)` is called when the actor ends.
+
+    Example:
+        >>> class Counter(Actor):
+        ...     def __init__(self, value):
+        ...         self.value = value
+        ...
+        ...     @endpoint
+        ...     def add(self, n):
+        ...         self.value += n
+        ...         return self.value
+        >>> counters = mesh.spawn("counters", Counter, 0)
+        >>> counters.add.call(1).get()
+    """
+
+    @functools.cached_property
+    def logger(self) -> logging.Logger:
+        """A logger with the name of the class, at level DEBUG."""
+        logger = logging.getLogger(type(self).__name__)
+        logger.setLevel(logging.DEBUG)
+        return logger
+
+    def _region(self) -> Region:
+        self._is_no_mesh()
+
+    def _with_region(self, region: Region) -> Self:
+        self._is_no_mesh()
+
+    def _is_no_mesh(self) -> NoReturn:
+        raise NotImplementedError(
+            "actor implementations are not meshes, but we can't convince the typechecker of it: spawn the actor, and "
+            "use what `spawn` returns"
+        )

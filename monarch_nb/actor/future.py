@@ -9,12 +9,12 @@ import warnings
 from collections.abc import Generator, Iterable, Iterator
 from typing import Any, Generic, Self, TypeVar
 
-from monarch_nb.actor.engine.calls import Call
-from monarch_nb.actor.engine.outcomes import Outcome
+from monarch_nb.actor.engine.calls import Call, Outcome
 from monarch_nb.actor.engine.outside import Questions, Tag
 from monarch_nb.actor.engine.process import current, installed
 from monarch_nb.config import patience
 from monarch_nb.errors import GROUP_ABORTED
+from monarch_nb.ground.callers import end_at_caller
 from monarch_nb.ground.interrupting import AwaitedPresses, at_awaits, at_waits, kernel_ends
 from monarch_nb.ground.rank_sets import name_ranks
 
@@ -31,6 +31,7 @@ class CallInterrupted(KeyboardInterrupt):
     """Ctrl-C ended the wait for a call; the text says what that did."""
 
     def _render_traceback_(self, *_: Any) -> list[str]:
+        end_at_caller(self.__traceback__)
         return [f"\x1b[31mKeyboardInterrupt\x1b[39m: {self}"]
 
 

@@ -2,31 +2,84 @@
 
 from __future__ import annotations
 
+import asyncio
 import concurrent.futures
 import contextlib
+import contextvars
 import functools
 import glob
 import inspect
 import os
+import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, NoReturn, Self
 
-from monarch_nb.actor.actor import Actor
 from monarch_nb.actor.actor_mesh import ActorMesh
-from monarch_nb.actor.arguments import WrongArguments, check_travelling
-from monarch_nb.actor.bootstrap import bootstrap_class
-from monarch_nb.actor.endpoints import Parameters, facts_of, is_async_class
+from monarch_nb.actor.endpoints import (
+    Actor,
+    Parameters,
+    WrongArguments,
+    check_travelling,
+    endpoint,
+    facts_of,
+    is_async_class,
+)
+from monarch_nb.actor.engine.calls import Outcome
+from monarch_nb.actor.engine.failing import NAME as BOOTSTRAP
 from monarch_nb.actor.engine.handles import Handle, Places, new_uid
-from monarch_nb.actor.engine.outcomes import Outcome
 from monarch_nb.actor.engine.outside import HERE, Address
 from monarch_nb.actor.engine.process import process
-from monarch_nb.actor.engine.setting_up import NAME as BOOTSTRAP
 from monarch_nb.actor.future import Future, future_of
 from monarch_nb.actor.left_out import missing_method
-from monarch_nb.actor.shape import MeshTrait
+from monarch_nb.actor.value_mesh import MeshTrait
 from monarch_nb.config import patience
 from monarch_nb.errors import UsageError
 from monarch_nb.shape import Extent, Region
+
+
+class Bootstrap(Actor):
+    """Calls a function, before there are other actors in its process. What that spawns is this actor's, and lives on.
+
+    Args:
+        function: takes nothing; what it returns is dropped.
+    """
+
+    def __init__(self, function: Callable[[], Any]) -> None:
+        self._function = function
+
+    @endpoint
+    def run(self) -> None:
+        """Call it."""
+        result = self._function()
+        if inspect.iscoroutine(result):  # of a lambda, which does not look as if it were async
+            asyncio.run(result)
+
+
+class AsyncBootstrap(Actor):
+    """The same for an async function, which has a loop then.
+
+    Args:
+        function: as Bootstrap's.
+    """
+
+    def __init__(self, function: Callable[[], Any]) -> None:
+        self._function = function
+
+    @endpoint
+    async def run(self) -> None:
+        """Call it."""
+        await self._function()
+
+
+def bootstrap_class(function: Callable[[], Any]) -> type[Actor]:
+    """Return the class of the actors that call a function."""
+    return AsyncBootstrap if inspect.iscoroutinefunction(function) else Bootstrap
+
+
+def sets_up(class_name: str) -> bool:
+    """Return whether actors of a class set processes up."""
+    return class_name in {f"{kind.__module__}.{kind.__qualname__}" for kind in (Bootstrap, AsyncBootstrap)}
+
 
 _UNNAMED = "anon"
 _STOP_S = patience(10.0)
@@ -44,7 +97,7 @@ class Procs:
         python: their interpreter; "" for that of their reservation.
 
     Attributes:
-        set_up: the call of their bootstrap, where this process has made it.
+        set_up: the call of their bootstrap, where this process has made it: known when their addresses are.
     """
 
     def __init__(self, name: str, extent: Extent, places: Places | Outcome, is_owned: bool, python: str = "") -> None:
@@ -112,13 +165,29 @@ class ProcMesh(MeshTrait):
             python: as Procs'.
         """
         places = Outcome(_places_of)
-        started.add_done_callback(places.resolve)
+        if bootstrap is None:
+            started.add_done_callback(places.resolve)
+            return cls(Procs(name, extent, places, True, python), extent.region)
+        kind = bootstrap_class(bootstrap)
+        check_travelling(kind.__qualname__, (bootstrap,), {})
+        process().outside.tag((), BOOTSTRAP).left()
         procs = Procs(name, extent, places, True, python)
-        mesh = cls(procs, extent.region)
-        if bootstrap is not None:
-            first = mesh._spawn(BOOTSTRAP, bootstrap_class(bootstrap), (bootstrap,), {}, is_first=True)
-            procs.set_up = first.run.call()
-        return mesh
+        here = contextvars.copy_context()
+
+        def begin() -> None:
+            there: concurrent.futures.Future[Sequence[Address]] = concurrent.futures.Future()
+            try:
+                addresses = started.result()
+                mesh = cls(Procs(name, extent, Places(addresses), False), extent.region)
+                procs.set_up = mesh._spawn(BOOTSTRAP, kind, (bootstrap,), {}, is_first=True).run.call()
+                there.set_result(addresses)
+            except BaseException as error:  # noqa: BLE001 -- for who uses the processes
+                there.set_exception(error)
+            places.resolve(there)
+
+        # Before anybody knows where they are: no other actor comes first. The thread waits for what may take seconds.
+        threading.Thread(target=here.run, args=[begin], name="monarch_nb bootstrap", daemon=True).start()
+        return cls(procs, extent.region)
 
     def _region(self) -> Region:
         return self._view
@@ -183,11 +252,17 @@ class ProcMesh(MeshTrait):
     def initialized(self) -> Future[bool]:
         """A future that is resolved with True when the processes have started and their bootstrap has returned. It
         raises the exception of the bootstrap."""
-        set_up = self._procs.set_up
         ready = Outcome(lambda awaited: awaited.value() is not None)
-        awaited = self._procs.outcome() if set_up is None else set_up._outcome
-        awaited.when_resolved(lambda: ready.resolve(awaited))
-        return future_of(ready, set_up._call if set_up is not None else None)
+        future, started = future_of(ready), self._procs.outcome()
+
+        def are_there() -> None:
+            awaited = started
+            if (set_up := self._procs.set_up) is not None:
+                future._call, awaited = set_up._call, set_up._outcome
+            awaited.when_resolved(lambda: ready.resolve(awaited))
+
+        started.when_resolved(are_there)
+        return future
 
     @property
     def host_mesh(self) -> HostMesh:

@@ -21,10 +21,15 @@ _WORKSPACE = (
     "%mesh sync, or sync() of the reservation, sends them without a cell"
 )
 _TENSORS = "there is no tensor engine: endpoints take and return tensors, and ranks exchange them by torch.distributed"
+_IDENTIFIERS = "identifiers are texts, as in context().actor_instance.actor_id"
 _TORCH_ELASTIC = "ranks have RANK, WORLD_SIZE, MASTER_ADDR and the others from the start: leave the line out"
 
 LEFT_OUT = {
     # Of 0.7.
+    "Accumulator": "functools.reduce(combine, counters.value.call().get().values(), first) combines all responses",
+    "ProcId": _IDENTIFIERS,
+    "Uid": _IDENTIFIERS,
+    "as_endpoint": "only endpoints are called: decorate the method with @endpoint",
     "ChannelTransport": _TRANSPORTS,
     "attach_to_workers": (
         "hosts are reserved: monarch_nb.reserve(name, nodes=2, gpus=8); other processes find them with "

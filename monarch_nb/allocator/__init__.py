@@ -3,7 +3,6 @@
 Rooms and files from the top down; each uses only what is below it:
 
 __main__      starts a node and serves it until it is told to stop
-gateway/      with --as-users: passes requests on to allocators that run as their owners
 serving/      requests of clients, and the answers
 node          puts the parts below together
 ranks/        makes the processes of ranks and scripts, and replaces them

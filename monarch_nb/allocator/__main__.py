@@ -93,17 +93,8 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--preload", action="append", help="module that ranks have imported already (default: torch)")
     limits = "of fairness (default: limits.toml beside the nodes' certificate; without it there are none)"
     parser.add_argument("--limits", metavar="FILE", type=Path, help=f"the file with the limits {limits}")
-    record = "JSON lines; default: record.jsonl in the node's directory, which goes when the node is ended"
-    parser.add_argument("--record", metavar="FILE", type=Path, help=f"where to write who reserved what ({record})")
     log_limit = f"of what ranks print, as in 20GB; 0: all (default: ${config.LOG_LIMIT_VARIABLE}, else 20GB at most)"
     parser.add_argument("--log-limit", metavar="SIZE", help=f"how much to keep {log_limit}")
-    as_users = "run everybody's cells as the account that the name in their certificate means; needs root"
-    parser.add_argument("--as-users", action="store_true", help=as_users)
-    warden = "an option of the process that stays root, as in --warden=--users=/etc/monarch-nb/users.toml"
-    parser.add_argument("--warden", metavar="OPTION", action="append", help=f"with --as-users, {warden}")
-    parser.add_argument("--warden-fd", type=int, help=argparse.SUPPRESS)  # the gateway's end of a socket of the warden
-    parser.add_argument("--room", metavar="ACCOUNT", help=argparse.SUPPRESS)  # whose room this is: a gateway starts it
-    parser.add_argument("--plain-rooms", action="store_true", help=argparse.SUPPRESS)  # tests: rooms as this very user
     parser.add_argument("--ready-fd", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--keeper-fd", type=int, help=argparse.SUPPRESS)  # end when nobody has its other end any more
     return parser.parse_args(arguments)
@@ -117,10 +108,6 @@ async def serve(options: argparse.Namespace, paths: config.NodePaths, network: N
     # isort: split
     from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-    from monarch_nb.allocator.gateway.access import GatewayAccess
-    from monarch_nb.allocator.gateway.making import end_of_warden, make_rooms
-    from monarch_nb.allocator.gateway.service import GatewayService
-    from monarch_nb.allocator.gateway.way_out import WayOut
     from monarch_nb.allocator.node import Node
     from monarch_nb.allocator.serving.access import Access
     from monarch_nb.allocator.serving.guard import Guard
@@ -134,11 +121,8 @@ async def serve(options: argparse.Namespace, paths: config.NodePaths, network: N
         return network.identity if network else None
 
     def to_node(address: str) -> Any:
-        return way_out.open_channel(address) if way_out else open_channel_to_node(address, shown())
+        return open_channel_to_node(address, shown())
 
-    way_out = WayOut(paths) if options.room else None
-    address, store_host, interface = _places(options, paths, network)
-    is_gateway = options.plain_rooms or options.warden_fd is not None
     node = Node(
         paths,
         options.node_id,
@@ -146,31 +130,26 @@ async def serve(options: argparse.Namespace, paths: config.NodePaths, network: N
         gpus=_gpus(options.gpus),
         python=options.python,
         preload=preload,
-        isolated=options.isolate or is_gateway,  # clients of this machine have no way around it
+        isolated=options.isolate,
         log_limit_bytes=_log_limit_bytes(options, paths),
-        store_host=store_host,
-        interface=interface,
-        address=address,
+        store_host=network.address if network else "127.0.0.1",
+        interface=network.interface if network else "lo",
+        address=network.advertised if network else paths.address,
         open_channel=to_node,
         certificate=shown,
-        limits=None if options.room else options.limits or (network.limits if network else config.local_limits()),
-        record=None if options.room else (options.record or paths.record).absolute(),
+        limits=options.limits or (network.limits if network else config.local_limits()),
         trust=network.trust if network else None,
         publish=network.publish if network else None,
         grace_s=seconds_of(options.grace, "--grace"),
-        is_gateway=is_gateway,
-        is_room=bool(options.room),
     )
-    rooms = make_rooms(node, options, network, to_node, shown) if is_gateway else None
     node.limits.check()
     await node.start()
     server = make_server()
     revoked = Revoked(network.certificate, paths.revoked) if network else None
-    of_access = node.identity.node_id, node.identity.address, node.state, node.records, revoked
-    access = Access(*of_access) if rooms is None else GatewayAccess(rooms.meshes, rooms.resuming, *of_access)
-    service = AllocatorService(node, access) if rooms is None else GatewayService(rooms, node, access)
-    guard = Guard(service, access)
-    guard.serve_on(server)
+    past = node.kept_logs.owner_of
+    access = Access(node.identity.node_id, node.identity.address, node.state, node.records, revoked, past)
+    service = AllocatorService(node, access)
+    Guard(service, access).serve_on(server)
     health_service = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(health_service, server)
     paths.allocator_socket.unlink(missing_ok=True)
@@ -178,10 +157,6 @@ async def serve(options: argparse.Namespace, paths: config.NodePaths, network: N
     if network:
         _listen(server, network)
     await node.mail.listen()
-    if way_out is not None:
-        await way_out.listen(guard.answer_session)
-    if rooms is not None:
-        await rooms.resume()
     await server.start()
     for name in ("", "monarch_nb.v1.Allocator"):
         await health_service.set(name, health_pb2.HealthCheckResponse.SERVING)
@@ -220,43 +195,22 @@ async def serve(options: argparse.Namespace, paths: config.NodePaths, network: N
         waits.append(asyncio.create_task(_unheld(node, seconds_of(options.temporary, "--temporary"), first_s)))
     if options.keeper_fd is not None:
         waits.append(asyncio.create_task(_left_alone(options.keeper_fd)))
-    if options.warden_fd is not None:
-        loop.add_signal_handler(signal.SIGHUP, stopped_by_signal.set)  # the next warden starts the next gateway
-        waits.append(asyncio.create_task(end_of_warden(options.warden_fd)))
     await asyncio.wait([*waits, freshener], return_when=asyncio.FIRST_COMPLETED)
     ends = bool(options.temporary) or freshener.done() or node.shutdown.is_set()
-    what_stays = "" if ends or is_gateway else "; its ranks go on, and the next allocator adopts them"
+    what_stays = "" if ends else "; its ranks go on, and the next allocator adopts them"
     _log.info("%s ends%s", options.node_id, what_stays)
     for task in (*waits, watcher, freshener, publisher):
         task.cancel()
     if ends and stopped_by_signal.is_set():
         await node.leave_in_peace()
     await server.stop(grace=0.2)
-    if way_out is not None:
-        await way_out.end_sessions()
-    if rooms is not None:
-        await rooms.close(end_processes=ends)
     await node.close(end_processes=ends)
     if network and network.publish and ends:
         withdraw(network.publish, _told(node, network))
-    if way_out is not None:
-        way_out.close()
     await service.close()
     if rest := asyncio.all_tasks() - {asyncio.current_task()}:  # all are cancelled, also what clients had open
         await asyncio.wait(rest, timeout=LAST_S)
     return ends
-
-
-def _places(options: argparse.Namespace, paths: config.NodePaths, network: Network | None) -> tuple[str, str, str]:
-    """Return where others reach the node, and where stores and collectives listen: an address, and its interface."""
-    if network:
-        return network.advertised, network.address, network.interface
-    address = options.advertise if options.room else paths.address
-    if not options.room or not options.interface:
-        return address, "127.0.0.1", "lo"
-    from monarch_nb.allocator.serving.network import interface_of
-
-    return address, *interface_of(options.interface)
 
 
 def _gpus(which: str) -> list[pb.Gpu]:
@@ -291,8 +245,6 @@ def _network(options: argparse.Namespace) -> Network | None:
         if options.listen:
             raise UsageError("say --listen or --toward, not both")
         options.listen = f"{address_toward(options.toward)}:{options.port or 0}"
-    if options.room:
-        return None
     if options.listen is None:
         for flag in ("port", "pool", "certificate", "interface", "advertise", "publish", "temporary", "first"):
             if getattr(options, flag) is not None:
@@ -468,10 +420,6 @@ def main(arguments: list[str] | None = None) -> int:
     directory = options.directory or Path()
     try:
         _check_platform()
-        if options.as_users:
-            from monarch_nb.allocator.gateway.making import start_warden
-
-            start_warden(sys.argv[1:] if arguments is None else arguments, options)
         network = _network(options)
         options.node_id = options.node_id or (socket.gethostname() if network else "node0")
         pool = network.identity.pool if network else config.DEFAULT_POOL

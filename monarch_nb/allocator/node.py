@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 import uuid
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -18,15 +17,12 @@ from monarch_nb.allocator.leases.members import Members
 from monarch_nb.allocator.leases.meshes import Meshes
 from monarch_nb.allocator.leases.others import Others
 from monarch_nb.allocator.leases.owed import Owed
-from monarch_nb.allocator.leases.record import Record
 from monarch_nb.allocator.leases.undertakings import Undertakings
-from monarch_nb.allocator.logs.archive import Archives
-from monarch_nb.allocator.logs.archiving import Archiving
+from monarch_nb.allocator.logs.kept import KeptLogs
 from monarch_nb.allocator.logs.limit import LogLimit
 from monarch_nb.allocator.logs.watch import DirectoryWatch
 from monarch_nb.allocator.mail.mail import Mail
 from monarch_nb.allocator.ranks.forking import Forking
-from monarch_nb.allocator.ranks.resizing import Resizing
 from monarch_nb.allocator.ranks.restarts import Restarts
 from monarch_nb.allocator.ranks.scripts import Scripts
 from monarch_nb.allocator.ranks.stores import Stores
@@ -68,15 +64,13 @@ class Node:
         open_channel: to another node. certificate: what that shows now.
         isolated: see no files of clients, even when they are on this machine.
         log_limit_bytes: how much of what ranks print is kept; 0 for all.
-        limits: the file of the limits of fairness. record: the file of the record. None: there is none.
+        limits: the file of the limits of fairness; None: there is none.
         grace_s: how long ranks may take to save, and scripts to end, before everything ends.
         trust, publish: say where other nodes are (monarch_nb.allocator.leases.others).
-        is_gateway: its ranks are in rooms (monarch_nb.allocator.gateway): it starts no process by itself.
-        is_room: it is one of these: its gateway says which GPUs a lease has.
 
     Attributes:
         sessions: of its clients, as they come and go.
-        shutdown: set when everything is to end.
+        shutdown: set when everything is to end. keeps_logs: but for what meshes printed that have ended.
     """
 
     def __init__(
@@ -96,20 +90,17 @@ class Node:
         open_channel: OpenChannel = open_channel,
         certificate: Callable[[], object] = lambda: None,
         limits: Path | None = None,
-        record: Path | None = None,
         trust: config.TrustPaths | None = None,
         publish: Path | None = None,
         grace_s: float = 0.0,
-        is_gateway: bool = False,
-        is_room: bool = False,
     ) -> None:
-        self.paths, self.grace_s, self._is_gateway = paths, grace_s, is_gateway
+        self.paths, self.grace_s = paths, grace_s
         self.identity = Identity(
             node_id, address or paths.address, gpus, python, store_host, interface, isolated, token=uuid.uuid4().hex
         )
         self.sessions: set[Session] = set()
-        self.shutdown = asyncio.Event()
-        self.state = state = NodeState(procs, [gpu.index for gpu in gpus], is_room=is_room)
+        self.shutdown, self.keeps_logs = asyncio.Event(), False
+        self.state = state = NodeState(procs, [gpu.index for gpu in gpus])
         self.records = records = Records(paths, state, self._on_stored)
         self.supervisor = supervisor = Supervisor(
             paths,
@@ -125,25 +116,23 @@ class Node:
         self.mail = mail = Mail(paths, self.identity, state, open_channel, certificate)
         self.warming = Warming(supervisor, python, preload)
         self.adoption = Adoption(state, records, supervisor)
-        self.gpu_locks = gpu_locks = GpuLocks(paths.directory, [] if is_room else gpus)
+        self.gpu_locks = gpu_locks = GpuLocks(paths.directory, gpus)
         self.readings = Readings(gpus, gpu_locks.held_by_others)
         self.reach = Reach(self.identity.store_host, open_channel)
         self.whereabouts = Whereabouts(state, supervisor.ranks)
         self.actors = RankActors(supervisor.ranks)
         self.watch = DirectoryWatch(asyncio.get_running_loop())
-        self.archives = archives = Archives()
-        moving = threading.Lock()
-        self.archiving = Archiving(paths, state.meshes, archives, moving)
-        self.log_limit = LogLimit(paths, state.meshes, archives, moving, log_limit_bytes)
-        self.audience = audience = Audience(self.sessions, self.watch, paths, archives)
+        self.audience = audience = Audience(self.sessions, self.watch, paths)
         self.files = files = NodeFiles(node_id, paths, state.owner_of, open_channel, certificate)
-        self.meshes = meshes = Meshes(paths, state, records, supervisor, audience, mail, files.removal, archives)
+        self.kept_logs = kept_logs = KeptLogs(paths, files.removal.remove)
+        self.log_limit = LogLimit(paths, state.meshes, kept_logs, log_limit_bytes)
+        self.meshes = meshes = Meshes(paths, state, records, supervisor, audience, mail, files.removal, kept_logs)
         self.autosaves = Autosaves(records, supervisor)
-        self.record, self.limits = Record(record), LimitsFile(limits)
+        self.limits = LimitsFile(limits)
         others = Others(
             self.identity.address, self.identity.token, paths, files.relay, self._words_of_nodes, trust, publish
         )
-        self.fairness = Fairness(self.identity, state, self.readings, others, self.record, self.limits)
+        self.fairness = Fairness(self.identity, state, others, self.limits)
         self.leases = leases = Leases(
             state,
             records,
@@ -157,19 +146,15 @@ class Node:
             self._warn_scripts,
             grace_s,
         )
-        leases.expiry.keeps_unconfirmed = is_room
         self.owed = owed = Owed(records, files.relay)
         self.members = Members(
             self.identity.address,
             state,
-            records,
             leases,
             owed,
             mail,
             self.sessions,
             self._end_runs,
-            is_gateway=is_gateway,
-            is_room=is_room,
         )
         self.undertakings = Undertakings(records, self.sessions, leases.expiry, owed)
         self.values = Values(paths, state, records)
@@ -181,14 +166,13 @@ class Node:
             self.sessions,
             audience,
             leases.expiry,
-            self.archiving,
+            files.removal.remove,
             self._start_scripts,
         )
         self.forking = forking = Forking(
             paths, self.identity, state, records, supervisor, files, leases, meshes, runs, gpu_locks
         )
         self.restarts = Restarts(state, records, supervisor, runs, forking)
-        self.resizing = Resizing(state, records, leases, runs, forking, self.restarts)
         self.scripts = Scripts(paths, self.identity, state, records, supervisor, audience, self.readings, runs, forking)
         self.stores = Stores(
             paths, self.identity, state, records, supervisor, leases, meshes, files.relay, self.shutdown
@@ -204,19 +188,13 @@ class Node:
         await self.adoption.adopt(self.scripts.resume)
         await self.files.release_others(self.state.leases)
         self.records.flush()
-        await self.fairness.start()
         await self.leases.resume()
         self.owed.resume()
         self.undertakings.resume()
         self.runs.resume()
         self.stores.resume()
-        self.resizing.resume()
         self.log_limit.start()
-        self.archiving.start()
-        if self._is_gateway:
-            self.warming.ready.set()
-        else:
-            self.warming.start()
+        self.warming.start()
 
     def warn_ranks(self) -> None:
         """The engine says that the node will be taken away: ranks save where that is armed, and scripts hear of it."""
@@ -246,13 +224,10 @@ class Node:
         self.adoption.close()
         self.leases.expiry.close()
         self.leases.close()
-        self.fairness.close()
         self.autosaves.close()
         self.owed.close()
         self.undertakings.close()
         self.log_limit.close()
-        self.archiving.close()
-        self.resizing.close()
         self.runs.close()
         self.scripts.close()
         if end_processes:  # before anything that takes long: whoever kills this allocator meanwhile leaves none behind
@@ -262,14 +237,12 @@ class Node:
             await self.supervisor.close(end_processes=False)
         self.records.close()
         self.gpu_locks.close(released=end_processes)
-        self.archives.close()
         self.watch.close()
-        await asyncio.to_thread(self.record.close)
         await self.mail.close()
         await self.files.close()
         if end_processes:
             names = {reservation_id: lease.request.name for reservation_id, lease in self.state.leases.items()}
-            await asyncio.to_thread(self.files.remove_all, names)
+            await asyncio.to_thread(self.files.remove_all, names, keep_logs=self.keeps_logs)
 
     # ---- what one part has for others ----
 

@@ -1,4 +1,4 @@
-"""A tree of allocators: whoever has many nodes below it keeps sessions with a few, and each of these passes on.
+"""A tree of allocators: whoever has nodes below it keeps sessions with some, and each of these passes on.
 
 A client and an allocator use the same: the client has one branch, that of the first node; an allocator some more.
 

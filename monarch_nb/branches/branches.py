@@ -71,9 +71,22 @@ class Branches:
         self.mesh_id, self.ranks_per_node, self.fan_out = mesh_id, ranks_per_node, fan_out
         self.open_session, self.opening, self.on_event, self.room = open_session, opening, on_event, room
         self.runs: dict[str, PassedRun] = {}
+        self._branches: list[Branch] = []
+        self.change(parts)
+
+    def change(self, parts: Iterable[Part], without: Iterable[int] = ()) -> None:
+        """Other nodes are below from now on. Runs go on from where they have come, but not on the nodes `without`,
+        which have got the place of others and know nothing of them."""
+        self.close()
+        gone = Ranges.of(without)
+        for run in list(self.runs.values()):
+            if gone & run.nodes:
+                run.leave(gone)
+            if not run.ranks:
+                del self.runs[run.run_id]
         self._branches = [Branch(self, head, rest) for head, rest in parts]
         nodes = functools.reduce(or_, (branch.nodes for branch in self._branches), Ranges())
-        self.ranks = ranks_on(nodes, ranks_per_node)
+        self.ranks = ranks_on(nodes, self.ranks_per_node)
 
     def close(self) -> None:
         """End all sessions."""
@@ -184,6 +197,12 @@ class Branches:
 
             self.send(request)
 
+    def end_calls(self, run_id: str) -> None:
+        """A run of calls is over."""
+        if run := self.runs.get(run_id):
+            run.is_ended = True
+        self.tell(pb.SessionRequest(end_calls=pb.EndCalls(run_id=run_id)))
+
     def collected(self, run_ids: Iterable[str]) -> None:
         """The client has the results of runs."""
         for run_id in run_ids:
@@ -265,8 +284,9 @@ class Branch:
         self._task = self._loop.create_task(self._keep_session())
 
     def close(self) -> None:
-        """End it."""
+        """End it: what it has not sent, nobody waits for."""
         self._task.cancel()
+        self._outgoing = None
         if self._collect_timer is not None:
             self._collect_timer.cancel()
         for branch in self._adopted:

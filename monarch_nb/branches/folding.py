@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from monarch_nb.branches.alike import of_some, opened, pack, ranks_of
@@ -22,8 +22,11 @@ COUNTED_COST = 1 / 8
 forwarded. While nodes are busy each message is of a part of the ranks, so the first is what counts."""
 
 
-def fold(events: Sequence[pb.SessionEvent]) -> tuple[list[pb.SessionEvent], float]:
+def fold(events: Sequence[pb.SessionEvent], whole: Collection[str] = ()) -> tuple[list[pb.SessionEvent], float]:
     """Join the messages that say the same of a run. Of each rank, everything stays in its order.
+
+    Args:
+        whole: runs of which floods are sent, too.
 
     Returns:
         The events, and what a flood in them costs those above, in ranks of which a part is forwarded; 0 without one.
@@ -46,7 +49,7 @@ def fold(events: Sequence[pb.SessionEvent]) -> tuple[list[pb.SessionEvent], floa
         elif place[key] == index:
             kind, of = key
             if kind == "output":
-                output = _join_output(of, joined[key])
+                output = _join_output(of, joined[key], is_whole=of in whole)
                 flooding += _cost(output)
                 folded.append(pb.SessionEvent(output=output))
             elif kind == "finished":
@@ -178,7 +181,7 @@ def results_of(equal: pb.EqualResults) -> Iterator[run_pb2.RankResult]:
 # ---- output ----
 
 
-def _join_output(run_id: str, messages: Sequence[pb.Output]) -> pb.Output:
+def _join_output(run_id: str, messages: Sequence[pb.Output], *, is_whole: bool = False) -> pb.Output:
     if (told := _of_other_ranks_each(messages)) is not None:
         return pb.Output(run_id=run_id, ranks=told)
     said: dict[int, list[pb.OutputItem]] = {}
@@ -201,7 +204,7 @@ def _join_output(run_id: str, messages: Sequence[pb.Output]) -> pb.Output:
             said[rank] = _joined_text(parts)
     wrote = [(rank, items, cursors[rank]) for rank, items in said.items() if items or rank not in counts]
     told = _packed(wrote, orders)
-    if _is_flood(told):
+    if _is_flood(told) and not is_whole:
         told = _limited(joined_alike(itertools.chain.from_iterable(map(opened, _of_ranks(wrote, orders)))), counts)
     return pb.Output(run_id=run_id, ranks=told, counted=counts.message(cursors))
 

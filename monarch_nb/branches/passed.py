@@ -22,6 +22,7 @@ class PassedRun:
         submit: None when it is only followed.
         numbered_by: the node that gives it its number, when it has none. It is one directly below.
         quiet: output is not wanted.
+        is_ended: it is of calls, and nothing more is called in its name.
         cursors: up to where each rank's output has come.
         left: the ranks whose results have not come.
     """
@@ -43,6 +44,7 @@ class PassedRun:
         self.nodes, self._ranks_per_node = nodes_of(ranks, ranks_per_node), ranks_per_node
         self.cursors = dict(cursors or {})
         self.quiet = submit is not None and submit.quiet
+        self.is_ended = False
         self._from_shown = from_shown
         self._outputs: dict[int, Ranges] = {}  # by RunSpec.output, the nodes that have said so
         self.submit: pb.Submit | None = None
@@ -60,9 +62,16 @@ class PassedRun:
         return not self.left
 
     @property
-    def is_taken_in(self) -> bool:
-        """Whether every node below knows it."""
-        return self.done or (not self.is_new and self.nodes <= functools.reduce(or_, self._outputs.values(), Ranges()))
+    def not_taken_in(self) -> Ranges:
+        """The nodes of which nobody knows whether they know it."""
+        return Ranges() if self.done else self.nodes - functools.reduce(or_, self._outputs.values(), Ranges())
+
+    def leave(self, nodes: Ranges) -> None:
+        """It is on these nodes no longer."""
+        gone = ranks_on(nodes, self._ranks_per_node)
+        self.ranks, self.left, self.nodes = self.ranks - gone, self.left - gone, self.nodes - nodes
+        if self.submit is not None:
+            self.submit.all_ranks[:] = self.ranks
 
     def restart(self) -> None:
         """All output is wanted, from its beginning."""
@@ -76,7 +85,8 @@ class PassedRun:
         gives_number = self.submit is not None and self.submit.give_number and self.numbered_by in nodes
         if not (ranks or gives_number) or (self.is_new and nodes.first != self.numbered_by):
             return None
-        if self.submit is None or not (self.left & ranks or self.is_new):
+        is_over = not self.left & ranks or (self.is_ended and not self.not_taken_in & nodes)
+        if self.submit is None or (is_over and not self.is_new):
             return self._follow(ranks)
         request = pb.SessionRequest(submit=self.submit)
         submit = request.submit

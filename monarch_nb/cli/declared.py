@@ -7,10 +7,10 @@ from collections.abc import Collection
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from monarch_nb.cli.hints import typed_here
+from monarch_nb.client.advice import in_terminal
 from monarch_nb.config import MAIN_MESH
 from monarch_nb.errors import UsageError
-from monarch_nb.notebook.syntax.command_line import Command, Flag, Value, Words, read_value
+from monarch_nb.notebook.syntax.command_line import Command, Flag, Parsed, Value, Words, read_value
 from monarch_nb.shape import parse_targets
 
 if TYPE_CHECKING:
@@ -22,7 +22,8 @@ _NAME = Words("NAME", "the reservation (default: the only one you hold)", comple
 
 def about(declared: Command) -> tuple[str, ...]:
     """Return what a command does, and examples."""
-    return declared.summary, *(line.removeprefix(declared.magic) for line, _ in declared.examples)
+    lines = [line for line, _ in declared.examples if "{" not in line]  # which is a kernel's variable
+    return declared.summary, *(line.removeprefix("%mesh").lstrip() for line in lines)
 
 
 def add_declared(
@@ -40,14 +41,16 @@ def add_declared(
         required: a flag that can not be left out here.
         one_of: words and flags that exclude each other.
     """
-    parser.description = "\n".join(filter(None, [parser.description, typed_here(declared.notes)]))
+    parser.description = "\n".join(filter(None, [parser.description, in_terminal(declared.notes)]))
     group: Any = parser.add_mutually_exclusive_group() if one_of else parser
-    words = declared.words if declared.words and declared.words.completes != "reservation" else None
-    takes_name = not any(flag.completes == "reservation" for flag in declared.flags)
+    words = declared.words
+    names_it = words is not None and words.completes == "reservation"
+    takes_name = not names_it and not any(flag.completes == "reservation" for flag in declared.flags)
     for each in filter(None, [_NAME if takes_name else None, words]):
         nargs = None if each.least else "?"
-        dest = "name" if each is _NAME else each.completes
-        (group if each.name in one_of else parser).add_argument(dest, nargs=nargs, metavar=each.name, help=each.help)
+        dest = "name" if each.completes == "reservation" else each.completes
+        help_text = in_terminal(each.help)
+        (group if each.name in one_of else parser).add_argument(dest, nargs=nargs, metavar=each.name, help=help_text)
     for flag in declared.flags:
         if flag.name not in without:
             add_flag(group if flag.name in one_of else parser, flag, is_required=flag.name == required)
@@ -63,8 +66,15 @@ def add_flag(parser: argparse.ArgumentParser, flag: Flag, *, is_required: bool =
         takes |= {"nargs": "?", "const": True} if flag.optional else {}
     takes |= {"required": True} if is_required else {}
     takes |= {"dest": "name"} if flag.completes == "reservation" else {}
-    help_text = typed_here(flag.help).replace("%", "%%")
+    help_text = in_terminal(flag.help).replace("%", "%%")
     parser.add_argument(*filter(None, [flag.short, flag.name]), help=help_text, **takes)
+
+
+def parsed_of(declared: Command, options: argparse.Namespace) -> Parsed:
+    """Return what was typed as a notebook's line says it."""
+    typed = {flag.key: getattr(options, flag.key, None) for flag in declared.flags}
+    values = {key: tuple(value) if isinstance(value, list) else value for key, value in typed.items() if value}
+    return Parsed(declared, (), values, tuple(options.passed_on))
 
 
 def part_of(reservation: Reservation, mesh_name: str | None, targets: str | None) -> Mesh:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import difflib
+import contextlib
 import os
 import re
 import sys
@@ -12,28 +12,26 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from monarch_nb.cli import debug as debug_command
-from monarch_nb.cli import doctor as doctor_command
+from monarch_nb.cli import holding as holding_commands
+from monarch_nb.cli import looking
 from monarch_nb.cli import manifest as manifest_command
-from monarch_nb.cli import nodes as nodes_command
-from monarch_nb.cli import plot as plot_command
-from monarch_nb.cli import release as release_command
 from monarch_nb.cli import run as run_command
-from monarch_nb.cli import top as top_command
 from monarch_nb.cli.declared import about, add_declared, part_of
-from monarch_nb.cli.hints import typed_here
 from monarch_nb.cli.pools import pool as pool_command
-from monarch_nb.cli.tables import print_json, print_table
+from monarch_nb.cli.saying import print_json, print_table, say, tell
+from monarch_nb.client.advice import here, read_in_terminal
 from monarch_nb.client.scripts.torchrun_flags import ABOUT_UNKNOWN
 from monarch_nb.config import DEFAULT_POOL, LOG_LINES, PROTOCOL, VERSION, default_pool, patience
-from monarch_nb.errors import MonarchNbError, PoolError, UsageError
-from monarch_nb.ground.printing import keep_all_characters
-from monarch_nb.notebook.syntax import declarations, holding, inside
+from monarch_nb.errors import MonarchNbError, PoolError, ReservationNotFound, UsageError
+from monarch_nb.ground.printing import discard, make_streams_safe
+from monarch_nb.notebook.syntax import declarations, flags, holding
+from monarch_nb.notebook.syntax.command_line import Command
+from monarch_nb.notebook.syntax.meant import ANSWERS, COMMANDS, as_here, flags_near, suggestion
 from monarch_nb.times import duration, seconds_of
 
 if TYPE_CHECKING:
     from monarch_nb.client.logs.records import LogRecord
-    from monarch_nb.client.pools.facts.infos import ReservationInfo
+    from monarch_nb.client.pools.infos import ReservationInfo
     from monarch_nb.client.reservations.sharing import Grant
     from monarch_nb.provision import Node
 
@@ -41,6 +39,7 @@ _EXAMPLES = """\
 examples:
   monarch-nb up --nodes 2 --procs 4     a pool of this machine: 2 nodes with 4 CPU ranks each
   monarch-nb status                     its nodes, the reservations, and their owners
+  monarch-nb reserve dev --procs 4      hold 4 ranks of a node, which stay until you release them
   monarch-nb run dev train.py           run a script, as torchrun would
   monarch-nb logs dev -t 0 -n 20        the last 20 lines of rank 0
   monarch-nb release dev                end the ranks of a reservation
@@ -58,27 +57,46 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser that suggests the nearest command or flag; `about_unknown` is said of a flag like no other."""
+    """A parser that reads words of other tools, and suggests the nearest command or flag; `about_unknown` is said of a
+    flag like no other."""
 
     about_unknown = ""
 
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As argparse's, which reads what stands after a subcommand with this method of the subcommand's parser."""
+        flags = {each: action for action in self._actions for each in action.option_strings}
+        takes = {each: action.nargs not in (0, "?") for each, action in flags.items()}
+        takes |= {str(action.metavar): False for action in self._actions if not action.option_strings}
+        words, notes = as_here(sys.argv[1:] if args is None else args, takes)
+        for note in notes:
+            print(f"monarch-nb: {note}", file=sys.stderr)
+        return super().parse_known_args(words, namespace)
+
     def error(self, message: str) -> NoReturn:
         if match := re.match(r"argument COMMAND: invalid choice: '(.*?)'", message):
-            commands = [name for action in self._actions for name in action.choices or ()]
-            message = f"no command {match[1]!r}{_nearest(match[1], commands)}"
+            message = f"no command {match[1]!r}{self._instead_of(match[1])}"
         elif match := re.match(r"unrecognized arguments: (-\S+)", message):
-            flags = {flag: action.help for action in self._actions for flag in action.option_strings}
-            shown = [flag for flag, text in flags.items() if text != argparse.SUPPRESS]
-            message = f"unknown flag {match[1]}{_nearest(match[1], list(flags), shown, self.about_unknown)}"
+            flags = {tuple(each.option_strings): each.help != argparse.SUPPRESS for each in self._actions}
+            near = flags_near(match[1].partition("=")[0], flags, f"{self.prog} --help")
+            about = "" if near.startswith(":") else self.about_unknown
+            message = f"unknown flag {match[1]}{near}{about}"
         super().error(message)
 
+    def commands(self) -> list[str]:
+        """Return its subcommands."""
+        return [name for action in self._actions for name in action.choices or ()]
 
-def _nearest(word: str, known: Sequence[str], shown: Sequence[str] = (), about_others: str = "") -> str:
-    close = difflib.get_close_matches(word, known, n=1, cutoff=0.75)
-    return f"; did you mean {close[0]}?" if close else f"; there are {', '.join(shown or known)}{about_others}"
+    def _instead_of(self, word: str) -> str:
+        """Return what to say of a command that there is not."""
+        in_notebooks = {declared.name for declared in declarations.MESH.commands}
+        if word in ANSWERS:
+            return f": {ANSWERS[word]}"
+        if (meant := COMMANDS.get(word, word)) in in_notebooks:
+            return f": in a notebook it is %mesh {meant}"
+        return suggestion(word, self.commands()) or f"; there are {', '.join(self.commands())}"
 
 
-def make_parser() -> argparse.ArgumentParser:
+def make_parser() -> _Parser:
     """Return the parser of the whole command line."""
     parser = _Parser(
         "monarch-nb",
@@ -104,6 +122,12 @@ def make_parser() -> argparse.ArgumentParser:
             added.add_argument("--pool", default=None, help=f"name of the pool (default: {said})")
         return added
 
+    def shared(run: Callable[[argparse.Namespace], int], declared: Command, **how: Any) -> _Parser:
+        """Add a command that is a subcommand of `%mesh`, too."""
+        added = command(declared.name, run, *about(declared))
+        add_declared(added, declared, **how)
+        return added
+
     up = command("up", _up, "start the local pool", "up --nodes 2 --procs 4", "up --nodes 4")
     up.add_argument("--nodes", type=int, metavar="N", help="how many nodes (default: those of the pool, else 1)")
     up.add_argument("--procs", type=int, metavar="N", help="CPU ranks for each node (default: one per core)")
@@ -125,47 +149,38 @@ def make_parser() -> argparse.ArgumentParser:
     run_command.add_arguments(run_script)
     run_script.about_unknown = ABOUT_UNKNOWN
 
-    logs = command("logs", _logs, *about(declarations.LOGS))
-    add_declared(logs, declarations.LOGS)
+    held = shared(holding_commands.reserve, holding.RESERVE, without=("--pool", *holding_commands.ONLY_IN_NOTEBOOKS))
+    held.usage = f"monarch-nb reserve {holding.RESERVE.usage} [options] [-- ...]"
+    held.epilog = f"-- ...: {holding.RESERVE.passes_on}\n\n{held.epilog}"
+
+    logs = shared(_logs, declarations.LOGS)
     logs.add_argument("--raw", action="store_true", help="show every rank's lines, also equal ones")
 
-    plot = command("plot", plot_command.run, plot_command.SUMMARY, *plot_command.EXAMPLES)
-    plot_command.add_arguments(plot)
-
-    top = command("top", top_command.run, *about(inside.TOP))
-    add_declared(top, inside.TOP)
-
-    debug = command("debug", debug_command.run, *about(declarations.DEBUG))
-    add_declared(debug, declarations.DEBUG, without=("--on-breakpoint",))
-
-    doctor = command("doctor", doctor_command.run, *doctor_command.SUMMARY)
-    doctor_command.add_arguments(doctor)
-
-    release = command("release", release_command.run, *about(holding.RELEASE))
-    add_declared(release, holding.RELEASE, one_of=("NAME", "--all"))
-
-    for run_it, declared, required in (
-        (nodes_command.replace, holding.REPLACE, ""),
-        (nodes_command.grow, holding.GROW, "--nodes"),
-        (nodes_command.shrink, holding.SHRINK, ""),
-        (nodes_command.stop, holding.STOP, ""),
-    ):
-        add_declared(command(declared.name, run_it, *about(declared)), declared, required=required)
+    looking.add_plot(command("plot", looking.plot, looking.PLOT_SUMMARY, *looking.PLOT_EXAMPLES))
+    shared(looking.top, flags.TOP)
+    shared(holding_commands.stacks, declarations.STACKS)
+    shared(looking.debug, declarations.DEBUG, without=("--on-breakpoint",))
+    looking.add_doctor(command("doctor", looking.doctor, *looking.DOCTOR))
+    shared(holding_commands.interrupt, declarations.INTERRUPT)
+    shared(holding_commands.restart, declarations.RESTART)
+    shared(holding_commands.release, holding.RELEASE, one_of=("NAME", "--all"))
+    shared(holding_commands.replace, holding.REPLACE)
+    shared(holding_commands.grow, holding.GROW, required="--nodes")
+    shared(holding_commands.shrink, holding.SHRINK)
+    shared(holding_commands.stop, holding.STOP)
 
     extend = command("extend", _extend, "hold a reservation for longer: add to its time limit", "extend dev 2h")
-    extend.add_argument("name", metavar="NAME", help="the reservation")
+    extend.add_argument("name", nargs="?", metavar="NAME", help="the reservation (default: the only one you hold)")
     extend.add_argument(
         "time", nargs="?", metavar="TIME", help="how much longer: 30m, 2h, 1h30m; without it, say what is left"
     )
 
-    share = command("share", _share, *about(holding.SHARE))
-    add_declared(share, holding.SHARE, one_of=("--read", "--run", "--end"))
+    shared(_share, holding.SHARE, one_of=("--read", "--run", "--end"))
 
     down = command("down", _down, "end the local pool and remove its files", "down", "down --force")
     down.add_argument("--force", action="store_true", help="end it even if reservations are held")
 
-    pool = command("pool", pool_command.run, pool_command.SUMMARY)
-    pool_command.add_commands(pool)
+    pool_command.add_commands(command("pool", pool_command.run, pool_command.SUMMARY))
 
     manifest = command("manifest", manifest_command.run, manifest_command.SUMMARY, *manifest_command.EXAMPLES)
     manifest_command.add_arguments(manifest)
@@ -177,7 +192,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit status: 0, 1 for errors, 2 for wrong usage, 130 for Ctrl-C."""
-    keep_all_characters()
+    make_streams_safe()
     words = list(sys.argv[1:] if arguments is None else arguments)
     if words[:1] == ["allocator"]:
         from monarch_nb.allocator.__main__ import main as allocator_main
@@ -186,30 +201,41 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for name in os.environ.keys() - daemon_environment().keys():
             del os.environ[name]  # it outlives this shell's notebook and job
         return allocator_main(words[1:])
-    options, unknown = make_parser().parse_known_args(words)
+    parser = make_parser()
+    if not words:
+        parser.print_help(sys.stderr)
+        return 2
+    if COMMANDS.get(words[0]) in parser.commands():
+        words[0] = COMMANDS[words[0]]
+    end = words.index("--") if words[:1] == ["reserve"] and "--" in words else len(words)
+    options, unknown = parser.parse_known_args(words[:end])
     if "numbers" in options and not any(word.startswith("-") for word in unknown):
         options.numbers, unknown = unknown, []  # behind flags argparse takes no more of them
     if unknown:
         options.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
-    options.words = words if "pool" in options else []
+    options.words, options.passed_on = words if "pool" in options else [], words[end + 1 :]
+    with read_in_terminal(options.words):
+        return _handled(options)
+
+
+def _handled(options: argparse.Namespace) -> int:
     try:
         _find_pool(options)
-        if options.words and options.handler not in (_up, _down):
+        if options.words and options.handler not in (_up, _down, holding_commands.release):
             _heal(options.pool or default_pool())
         status: int = options.handler(options)
         sys.stdout.flush()
     except UsageError as error:
-        options.parser.error(typed_here(str(error), options.words))
+        options.parser.error(here(str(error)))
     except MonarchNbError as error:
-        print(f"monarch-nb: {typed_here(str(error), options.words)}", file=sys.stderr)
+        print(f"monarch-nb: {here(str(error))}", file=sys.stderr)
         return 1
     except KeyboardInterrupt as interrupt:
-        said = typed_here(str(interrupt), options.words)
+        said = here(str(interrupt))
         print(f"\nmonarch-nb: {': '.join(filter(None, ['interrupted', said]))}", file=sys.stderr)
         return 130
     except BrokenPipeError:
-        # Whoever read our output (head, less) has enough; without this, Python complains at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        discard(sys.stdout)  # whoever read our output (head, less) has enough
         return 0
     return status
 
@@ -217,24 +243,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _find_pool(options: argparse.Namespace) -> None:
     """Choose the pool when none is named: that in which the reservation is which the command names."""
     options.is_pool_named = bool(getattr(options, "pool", None))
-    if "pool" not in options or options.pool or options.handler in (_list, _status, run_command.run, plot_command.run):
+    if "pool" not in options or options.pool or options.handler in (_list, _status, run_command.run, looking.plot):
         return
     options.pool = default_pool()
     if name := getattr(options, "name", None):
-        from monarch_nb.client.reservations.known.lists import pool_of
+        from monarch_nb.client.reservations.lists import pool_of
 
         options.pool = pool_of(name, options.pool)
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
 
 
 def _heal(pool: str) -> None:
     """Start allocators of a local pool again that died: a command is about to need them."""
     from monarch_nb.provision import provisioner_of
 
-    provisioner_of(pool).heal(pool=pool, progress=_say)
+    provisioner_of(pool).heal(pool=pool, progress=say)
 
 
 def _up(options: argparse.Namespace) -> int:
@@ -247,7 +269,7 @@ def _up(options: argparse.Namespace) -> int:
         isolate=options.isolate,
         log_limit=options.log_limit,
         pool=options.pool,
-        progress=_say,
+        progress=say,
     )
     print(f"the pool {options.pool!r} is up: {', '.join(node.node_id for node in nodes)}")
     return 0
@@ -256,7 +278,7 @@ def _up(options: argparse.Namespace) -> int:
 def _down(options: argparse.Namespace) -> int:
     from monarch_nb.provision import provisioner_of
 
-    count = provisioner_of(options.pool).down(options.force, pool=options.pool, progress=_say)
+    count = provisioner_of(options.pool).down(options.force, pool=options.pool, progress=say)
     print(f"the pool {options.pool!r} is down" if count else f"no pool {options.pool!r} is up")
     return 0
 
@@ -281,7 +303,7 @@ def _status(options: argparse.Namespace) -> int:
         except MonarchNbError as error:
             if options.pool:
                 raise
-            _say(f"monarch-nb: {error}")
+            say(f"monarch-nb: {error}")
             status = 1
     if options.json:
         print_json(told)
@@ -314,7 +336,7 @@ def _describe_all(pool: str) -> list[dict[str, Any]]:
 
 def _status_of(pool: str, *, are_others_shown: bool = False) -> int:
     from monarch_nb import list_reservations
-    from monarch_nb.client.pools.namesakes import warning as namesakes
+    from monarch_nb.client.pools.answering import warning as namesakes
     from monarch_nb.client.pools.others import no_nodes, other_pools
     from monarch_nb.provision.jobs import trouble
 
@@ -322,7 +344,7 @@ def _status_of(pool: str, *, are_others_shown: bool = False) -> int:
     answers = any(node["hostname"] for node in described)
     reservations = list_reservations(pool) if answers else []
     if not described:
-        print(typed_here(no_nodes(pool)))
+        tell(no_nodes(pool))
         return 0
     rows = [
         (node["node"], node["state"], node["pid"], _used(node["procs_free"], node["procs"]), _gpus(node))
@@ -330,16 +352,16 @@ def _status_of(pool: str, *, are_others_shown: bool = False) -> int:
     ]
     print_table(("node", "state", "pid", "procs used", "GPUs used"), rows)
     alike = namesakes((node["node"], node["address"]) for node in described if node["hostname"])
-    became = "" if all(node["hostname"] for node in described) else typed_here(trouble(pool))
+    became = "" if all(node["hostname"] for node in described) else trouble(pool)
     for note in [*_gpu_notes(described), *filter(None, [alike, became])]:
-        print(note)
+        tell(note)
     if not answers:
         return 1
     print()
     free = max((node["procs_free"] or 0 for node in described), default=0)
     _print_reservations(reservations, pool, str(min(free, 4)) if free else "N")
     if not are_others_shown and (others := other_pools(pool)):
-        print(f"\n{others}")
+        tell(f"\n{others}")
     return 0
 
 
@@ -371,7 +393,7 @@ def _describe(node: Node) -> tuple[str, dict[str, Any]]:
 
 def _list(options: argparse.Namespace) -> int:
     from monarch_nb import list_everywhere
-    from monarch_nb.client.reservations.known.lists import list_one
+    from monarch_nb.client.reservations.lists import list_one
 
     _check_named_pool(options.pool or default_pool())
     held = list_one(options.pool, memory=options.json) if options.pool else list_everywhere(memory=options.json)
@@ -381,9 +403,9 @@ def _list(options: argparse.Namespace) -> int:
         with_pool = not options.pool and any(pool != default_pool() for pool in held.pools)
         _print_reservations(held.reservations, options.pool or default_pool(), with_pool=with_pool)
         for line in held.besides:
-            print(typed_here(line))
+            tell(line)
     for note in held.notes:
-        _say(f"monarch-nb: {note}")
+        say(f"monarch-nb: {note}")
     return 1 if held.notes else 0
 
 
@@ -398,19 +420,34 @@ def _check_named_pool(pool: str) -> None:
 
 def _logs(options: argparse.Namespace) -> int:
     from monarch_nb import attach
-    from monarch_nb.notebook.output.logs import nothing_line, shown_logs
+    from monarch_nb.client.logs.records import past_log
+    from monarch_nb.notebook.output.logs import nothing_line, past_lines, shown_logs
 
-    mesh = part_of(attach(options.name, pool=options.pool), options.mesh, options.targets)
+    try:
+        reservation = attach(options.name, pool=options.pool)
+    except ReservationNotFound:
+        past = past_log(options.name, options.pool, options.mesh, options.targets) if options.name else None
+        if past is None:
+            raise
+        if options.raw:
+            lines = LOG_LINES if options.lines is None else options.lines
+            shown = _raw_lines([past.records(lines or None, options.run)])
+        else:
+            shown = past_lines(past, options.lines, options.run, by=options.fold)
+        for line in shown:
+            print(line)
+        return 0
+    mesh = part_of(reservation, options.mesh, options.targets)
     if options.raw:
         lines = LOG_LINES if options.lines is None else options.lines
         shown = _raw_lines(mesh.log_batches(lines=lines or None, run=options.run, follow=options.follow))
     else:
-        shown = shown_logs(mesh, options.lines, options.run, follow=options.follow, typed=typed_here, by=options.fold)
+        shown = shown_logs(mesh, options.lines, options.run, follow=options.follow, by=options.fold)
     line = ""
     for line in shown:
         print(line, flush=options.follow)
     if not line:
-        _say(nothing_line(mesh, options.run))
+        say(nothing_line(mesh, options.run))
     return 0
 
 
@@ -436,15 +473,19 @@ def _extend(options: argparse.Namespace) -> int:
     from monarch_nb import attach, list_reservations
 
     by_s = seconds_of(options.time, "TIME") if options.time else 0.0
+    if options.name and not by_s:
+        with contextlib.suppress(UsageError):  # then it is a name
+            by_s, options.name = seconds_of(options.name, "TIME"), None
     reservation = attach(options.name, pool=options.pool)
+    name = reservation.name
     if by_s:
-        print(f"{options.name}: {duration(by_s)} more, {duration(reservation.extend(by_s))} left")
+        print(f"{name}: {duration(by_s)} more, {duration(reservation.extend(by_s))} left")
         return 0
     (info,) = (info for info in list_reservations(options.pool) if info.reservation_id == reservation.id)
     if info.time_left_s is None:
-        print(f"{options.name} has no time limit: it is held until it is released")
+        print(f"{name} has no time limit: it is held until it is released")
     else:
-        print(f"{options.name}: {info.left} left; monarch-nb extend {options.name} 2h adds two hours")
+        print(f"{name}: {info.left} left; monarch-nb extend {name} 2h adds two hours")
     return 0
 
 
@@ -464,9 +505,9 @@ def _share(options: argparse.Namespace) -> int:
     else:
         grant: Grant = "run" if options.run else "read"
         doubtful = reservation.share(options.to, grant)
-        print(granted_line(reservation.owner, reservation.name, reservation.pool, options.to, grant))
+        tell(granted_line(reservation.owner, reservation.name, reservation.pool, options.to, grant))
         if doubtful:
-            _say(doubtful)
+            say(doubtful)
     return 0
 
 
@@ -489,7 +530,7 @@ def _print_reservations(
     """Print what is held; if nothing is, how to reserve so many `procs` of a pool. `with_pool`: say where each is."""
     if not reservations:
         in_pool = "" if pool == default_pool() else f" --pool {pool}"
-        print(f"nothing is held (%mesh reserve NAME --nodes 1 --procs {procs}{in_pool} in a notebook)")
+        print(f"nobody holds anything (monarch-nb reserve NAME --nodes 1 --procs {procs}{in_pool})")
         return
     rows = [
         (
@@ -502,7 +543,7 @@ def _print_reservations(
     print_table(headers, rows)
     for info in reservations:
         for bare in info.nodes_without_main:
-            print(f"{info.name}: {bare}")
+            tell(f"{info.name}: {bare}")
 
 
 def _running(info: ReservationInfo) -> str:

@@ -62,7 +62,7 @@ def manifest(options: argparse.Namespace) -> str:
     """
     import yaml
 
-    from monarch_nb.client.reservations.reserving.arguments import checked_shape
+    from monarch_nb.client.reservations.taking import checked_shape
 
     check_flags(options)
     name = checked_pool_name(options.name)
@@ -101,7 +101,7 @@ def _pool_lines(wanted: Wanted, what: str, file: str) -> list[str]:
         f"  kubectl create secret generic {name}{where} --from-file=node.pem={certificate}",
         f"  kubectl apply -f {file}",
         f"  monarch-nb pool add {name} {_addresses(wanted)}",
-        f"Then in a notebook: %mesh reserve dev --nodes {wanted.nodes} {ranks} --pool {name}",
+        f"Then: monarch-nb reserve dev --nodes {wanted.nodes} {ranks} --pool {name}",
         f"In the end: kubectl delete {what} secret/{name}{where}",
     ]
 

@@ -20,5 +20,6 @@ logs/          what ranks wrote, read from their nodes
 pools/         the nodes that answer: which of them are taken, what they hold, what their ranks say
 files/         the project's files: what changed here goes to nodes, what ranks wrote comes back
 connections/   gRPC to one node each, on one background loop
+advice         what messages advise, as it is typed where they are read
 presenting     the notebook that this process serves, if any: its name, and its panels
 """

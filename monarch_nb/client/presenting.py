@@ -96,6 +96,11 @@ def held_by_notebook() -> Any:
     return _held[-1]() if _held else None
 
 
+def whence_here() -> str:
+    """Return from where what is done here comes: "from eval.ipynb", "from train.py"."""
+    return f"from {where_here().partition(' ')[2]}"
+
+
 def name_here(number: int, cell_number: int, notebook: str, owner: str = "") -> str:
     """Return what a run is called here: "run 46, cell [12]", of another notebook "run 46, cell [12] of b.ipynb", and of
     somebody else "bob's run 46, cell [12] of b.ipynb"."""

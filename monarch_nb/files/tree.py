@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from monarch_nb.errors import UsageError
-from monarch_nb.files.chunks import HASH_BYTES, MAX_CHUNK_BYTES
+from monarch_nb.files.content import HASH_BYTES
 from monarch_nb.proto.files_pb2 import TreeChange, TreeEntry
 
 Tree = Mapping[bytes, TreeEntry]
@@ -96,19 +96,10 @@ def _check_entry(entry: TreeEntry) -> None:
         if b"\0" in entry.target or link_leaves(entry.path, entry.target):
             raise UsageError(f"the link {shown!r} leaves its tree")
     elif entry.kind == TreeEntry.KIND_FILE:
-        if len(entry.hashes) != HASH_BYTES * len(entry.sizes_bytes) or sum(entry.sizes_bytes) != entry.size_bytes:
-            raise UsageError(f"the chunks of {shown!r} are not those of a file of {entry.size_bytes} bytes")
-        if any(not 0 < size <= MAX_CHUNK_BYTES for size in entry.sizes_bytes):
-            raise UsageError(f"a chunk of {shown!r} has a size that no chunk has")
+        if len(entry.hash) != HASH_BYTES:
+            raise UsageError(f"{shown!r} is a file without a hash")
     elif entry.kind != TreeEntry.KIND_DIRECTORY:
         raise UsageError(f"{shown!r} is neither a file nor a directory nor a link")
-
-
-def chunk_hashes(entry: TreeEntry) -> Iterable[bytes]:
-    """Yield the hashes of a file's chunks in order."""
-    hashes = entry.hashes
-    for start in range(0, len(hashes), HASH_BYTES):
-        yield hashes[start : start + HASH_BYTES]
 
 
 def difference(old: Tree, new: Tree) -> tuple[list[TreeEntry], list[bytes]]:
@@ -127,7 +118,7 @@ def same(one: TreeEntry, other: TreeEntry) -> bool:
 
 def _facts(entry: TreeEntry) -> tuple[Any, ...]:
     if entry.kind == TreeEntry.KIND_FILE:
-        return entry.kind, entry.mode, entry.size_bytes, entry.modified_ns, entry.hashes
+        return entry.kind, entry.mode, entry.size_bytes, entry.modified_ns, entry.hash
     return entry.kind, entry.mode, entry.target
 
 

@@ -1,6 +1,8 @@
 """What everything else stands on: standard library, and no file but pickling and pushing knows of anyone's package.
 
 interrupting   Ctrl-C where it may come, and for another thread
+callers        where somebody's code has called ours, in a traceback
+readable       files that can be read, of however many
 flag           an event for threads that Ctrl-C interrupts
 file_locks     locks of files that say "in use"
 directories    directories that end with this process
@@ -18,5 +20,5 @@ namespaces     where ids of processes count
 read_at_start  variables that a process reads once
 room           a disk that is full
 escapes        ANSI codes in text
-printing       text for a stdout in which some characters do not exist
+printing       text for a stdout in which some characters do not exist, or that leaves a rank
 """

@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import contextvars
 import os
-import select
 import signal
 import sys
 import threading
@@ -18,6 +17,8 @@ from _thread import allocate_lock
 from collections.abc import Callable, Iterator
 from types import CodeType, FrameType
 from typing import Any, TypeVar
+
+from monarch_nb.ground.readable import readable
 
 
 class Interrupt:
@@ -103,7 +104,7 @@ def interruptible(interrupt: Interrupt) -> Iterator[None]:
 def pause(seconds: float) -> None:
     """Wait between two looks at something that tells nobody when it changes; can be interrupted."""
     interrupt = current()
-    select.select([interrupt] if interrupt else [], [], [], seconds)
+    readable([interrupt] if interrupt else [], seconds)
     if interrupt:
         interrupt.check()
 

@@ -6,15 +6,63 @@ in main memory elsewhere: a notebook would take GPU memory from the ranks.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import io
 import pickle
 import sys
-from collections.abc import Callable
+import typing
+from collections.abc import Callable, Mapping
 from types import CodeType, FunctionType
 from typing import Any
 
 import cloudpickle
+
+Cached: type = type(functools.cache(len))
+"""What `functools.cache` and `lru_cache` make."""
+_DISPATCH: CodeType = functools.singledispatch(len).__code__  # type: ignore[attr-defined]
+_OF_DISPATCH = ("register", "dispatch", "registry", "_clear_cache")
+
+
+def reduce_wrapper(value: Any) -> Any:
+    """Return how such an object is made again; NotImplemented for one that others can import, and for all else."""
+    kind = type(value)
+    if kind is functools.cached_property:
+        return kind, (value.func,), {name: each for name, each in vars(value).items() if name != "lock"}
+    is_dispatch = kind is FunctionType and value.__code__ is _DISPATCH
+    if not (is_dispatch or kind in _MAKERS) or _can_be_imported(value):
+        return NotImplemented
+    if is_dispatch:
+        own = {name: each for name, each in vars(value).items() if name not in _OF_DISPATCH}
+        return functools.singledispatch, (value.__wrapped__,), (dict(value.registry), own), None, None, _set_dispatch
+    return _MAKERS[kind](value)
+
+
+def _can_be_imported(value: Any) -> bool:
+    return cloudpickle.cloudpickle._lookup_module_and_qualname(value) is not None
+
+
+def _reduce_cached(value: Any) -> Any:
+    return _cached, (value.__wrapped__, value.cache_parameters()), vars(value)
+
+
+def _cached(function: Callable[..., Any], parameters: Mapping[str, Any]) -> Any:
+    return functools.lru_cache(**parameters)(function)
+
+
+def _set_dispatch(made: Any, state: tuple[Mapping[type, Callable[..., Any]], Mapping[str, Any]]) -> None:
+    functions, own = state
+    for kind, function in functions.items():
+        made.register(kind, function)
+    vars(made).update(own)
+
+
+_MAKERS: dict[type, Callable[[Any], Any]] = {
+    Cached: _reduce_cached,
+    typing.NewType: lambda value: (typing.NewType, (value.__name__, value.__supertype__), vars(value)),
+    typing.ParamSpec: lambda value: (typing.ParamSpec, (value.__name__,)),
+}
+
 
 _INLINE_BYTES = 1 << 16
 """Storages up to here are pickled as torch does: they can be resized afterwards, those that are views can not."""
@@ -61,7 +109,8 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         torch: Any = sys.modules.get("torch.storage")
         if torch is not None and type(value) in (torch.TypedStorage, torch.UntypedStorage):
             return _reduce_storage(value)
-        return super().reducer_override(value)
+        wrapper = reduce_wrapper(value)
+        return super().reducer_override(value) if wrapper is NotImplemented else wrapper
 
 
 def _reduce_code(code: CodeType) -> Any:

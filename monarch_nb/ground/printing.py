@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import TextIO
 
@@ -19,8 +20,28 @@ def put(text: str, file: TextIO | None = None) -> None:
     stream.flush()
 
 
-def keep_all_characters() -> None:
-    """In a process of ours: let its streams take every character, whoever prints."""
+def make_streams_safe() -> None:
+    """In a process of ours: let its streams be there, also where a shell has closed them (`>&-`), and take every
+    character, whoever prints."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if (reconfigure := getattr(stream, "reconfigure", None)) is not None:
             reconfigure(errors="backslashreplace")
+
+
+def discard(stream: TextIO) -> None:
+    """Let what is printed from now on go nowhere, also what Python flushes at its exit: it can not be written."""
+    with open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), stream.fileno())
+
+
+def encodable(text: str) -> str:
+    """Return `text` with what UTF-8 can not encode written as escapes.
+
+    Example:
+        >>> encodable("caf\\u00e9 \\udc80")
+        'caf\\u00e9 \\\\udc80'
+    """
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")

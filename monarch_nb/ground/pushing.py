@@ -8,20 +8,22 @@ itself and is another one by now.
 from __future__ import annotations
 
 import builtins
+import functools
 import io
+import pickle
 import sys
 from collections.abc import Callable, Mapping
 from types import CodeType, FunctionType
 from typing import Any
 
 from monarch_nb.ground.code_names import Sources, remember_sources, sources_of
-from monarch_nb.ground.pickling import Pickler
+from monarch_nb.ground.pickling import Cached, Pickler
 
 _SIMPLE = (bool, int, float, complex, str, bytes, type(None))
 _theirs: set[int] = set()
 """Ids of the receiver's classes that stand for one that is being unpickled: they stay as they are."""
 
-_came_along: dict[str, FunctionType] = {}
+_came_along: dict[str, object] = {}
 """Functions that the receiver has from an earlier push alone: who edits one and pushes again means the new one."""
 
 
@@ -48,14 +50,23 @@ class PushPickler(Pickler):
         self.globals_ref[id(self._main)] = _Namespace()  # where cloudpickle looks up what becomes a function's globals
         self._variables, self._left_out, self._needed = variables, left_out, needed
         self._files: dict[str, FunctionType] = {}
+        self._globals = {id(value) for value in self._main.values()}
 
     def dump_variables(self) -> None:
         """Write them, what they need, and the source of all functions."""
         self.dump(_Lazily(lambda: (arrive, (dict(self._variables), _Lazily(self._missed), _Lazily(self._sources)))))
 
     def reducer_override(self, value: Any) -> Any:
-        """As cloudpickle's; a class of `__main__` is the receiver's of that name."""
+        """As cloudpickle's; a class of `__main__` is the receiver's of that name.
+
+        Raises:
+            pickle.PicklingError: it would be looked up by a name of `__main__`, which the receiver may not have.
+        """
         reduced = super().reducer_override(value)
+        if reduced is NotImplemented and id(value) in self._globals and type(value) not in self.dispatch_table:
+            reduced = value.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+            if isinstance(reduced, str) and pickle.whichmodule(value, reduced) == "__main__":  # type: ignore[attr-defined]
+                raise pickle.PicklingError("it pickles only by its name")
         if isinstance(value, type) and value.__module__ == "__main__" and self._main.get(value.__name__) is value:
             make, arguments, state, _, _, set_state = reduced
             is_pushed = any(each is value for each in self._variables.values())
@@ -128,7 +139,7 @@ def _set_function_state(
         known = _came_along.get(name)
         if name not in made.__globals__ or (known is not None and made.__globals__[name] is known):
             made.__globals__[name] = value
-            if isinstance(value, FunctionType):
+            if isinstance(value, (FunctionType, Cached)):
                 _came_along[name] = value
 
 
@@ -157,8 +168,17 @@ def _fingerprint(kind: type) -> object:
 _OF_A_PLACE = ("__dict__", "__weakref__", "__firstlineno__", "__static_attributes__", "__annotate_func__", "_abc_impl")
 
 
+_WRAPPERS = (
+    *(staticmethod, classmethod, property, Cached),
+    *(functools.cached_property, functools.partialmethod, functools.singledispatchmethod),
+)
+_WRAPPED = ("__func__", "fget", "func", "__wrapped__")
+"""Where these have their function."""
+
+
 def _print_of(value: Any) -> object:
-    value = getattr(value, "__func__", getattr(value, "fget", value))
+    while isinstance(value, _WRAPPERS):
+        value = next(getattr(value, name) for name in _WRAPPED if hasattr(value, name))
     if isinstance(value, FunctionType):
         value = value.__code__
     if isinstance(value, CodeType):

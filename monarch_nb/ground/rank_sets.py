@@ -22,8 +22,8 @@ def format_ranks(ranks: Iterable[int]) -> str:
 
 
 def counted(count: int, noun: str) -> str:
-    """Return "1 proc" or "4 procs"."""
-    return f"{count} {noun}{'' if count == 1 else 's'}"
+    """Return "1 proc", "4 procs" or "10,000 procs"."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def name_ranks(ranks: Iterable[int]) -> str:

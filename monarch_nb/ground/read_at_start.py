@@ -18,8 +18,12 @@ _WHEN_NEEDED = (
     *("TORCH_NCCL_", "TORCH_FR_", "TORCHELASTIC_", "TORCH_HOME"),
 )
 """Of these those that are read when they are needed, or are about streams, which are the rank's own."""
-_AFTER_A_FORK = ("PYTHONPATH", "PYTHONSAFEPATH", "PYTHONDONTWRITEBYTECODE", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-"""And those for which a rank does after its fork what they ask for (monarch_nb.worker.forking.after_fork)."""
+_SET_BY_LIBRARIES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "KMP_INIT_AT_FORK", "KMP_DUPLICATE_LIB_OK")
+"""And those that libraries set themselves, when they are imported or compile."""
+_AFTER_A_FORK = ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+"""And those for which a rank does after its fork what they ask for (monarch_nb.worker.become_rank)."""
+_NONE_IF_EMPTY = ("PYTHON", "LD_", "LC_", "LANG")
+"""How those begin that are to Python, the loader and libc as if they were not there where they are empty."""
 _OF_A_PROCESS = frozenset(
     {
         *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK", "NODE_RANK"),
@@ -30,6 +34,12 @@ _OF_A_PROCESS = frozenset(
 """Each process has its own, or its terminal: whatever module looks at them, they need no start of their own."""
 
 
+started: dict[str, str] = {}
+"""The variables with which this process became a rank."""
+read_at_import: set[str] = set()
+"""Those that modules of its template have read."""
+
+
 def of_start(wanted: Mapping[str, str], base: Mapping[str, str], noted: Collection[str]) -> dict[str, str]:
     """Return what a process must have when it starts.
 
@@ -38,8 +48,30 @@ def of_start(wanted: Mapping[str, str], base: Mapping[str, str], noted: Collecti
         base: those of a process that could be forked.
         noted: those that its modules have read.
     """
-    differ = {name for name, value in wanted.items() if base.get(name) != value and name not in _AFTER_A_FORK}
+
+    def differs(name: str, value: str) -> bool:
+        none = "" if name.startswith(_NONE_IF_EMPTY) and name not in noted else None
+        return base.get(name, none) != value and name not in _AFTER_A_FORK
+
+    differ = {name for name, value in wanted.items() if differs(name, value)}
     return {name: wanted[name] for name in wanted if name in differ and _is_read(name, AT_START + AT_IMPORT, noted)}
+
+
+def set_late(started: Mapping[str, str], now: Mapping[str, str], noted: Collection[str]) -> list[str]:
+    """Return the variables that have changed since a process read them.
+
+    Args:
+        started: its variables when it had done all that.
+        now: those that it has.
+        noted: those that its modules have read.
+
+    Example:
+        >>> set_late({}, {"OMP_NUM_THREADS": "8", "MINE": "1"}, ())
+        ['OMP_NUM_THREADS']
+    """
+    names = sorted({*started, *now} - {*_SET_BY_LIBRARIES})
+    changed = (name for name in names if started.get(name) != now.get(name))
+    return [name for name in changed if _is_read(name, AT_START + AT_IMPORT, noted)]
 
 
 def set_before_imports(source: bytes, modules: Iterable[str], noted: Collection[str]) -> list[str]:
@@ -57,7 +89,29 @@ def set_before_imports(source: bytes, modules: Iterable[str], noted: Collection[
                 break
     except (SyntaxError, ValueError, RecursionError):
         return []
-    return [name for name in dict.fromkeys(names[:late]) if _is_read(name, AT_IMPORT, noted)]
+    return [name for name in dict.fromkeys(names[:late]) if is_read_at_import(name, noted)]
+
+
+def is_read_at_import(name: str, noted: Collection[str]) -> bool:
+    """Return whether libraries read a variable when they are imported; `noted` are those that some have read."""
+    return _is_read(name, AT_IMPORT, noted)
+
+
+def when_read(names: Iterable[str], modules: Iterable[str]) -> str:
+    """Return when variables are read that a process must have when it starts; `modules` are those that it imports.
+
+    Example:
+        >>> when_read(["LANG", "TORCH_LOGS"], ["torch"])
+        'LANG: read when Python starts; TORCH_LOGS: read when torch is imported'
+    """
+    packages = list(dict.fromkeys(module.partition(".")[0] for module in modules))
+    imported = (
+        f"{', '.join(packages)} are imported" if len(packages) > 1 else f"{(*packages, 'a module')[0]} is imported"
+    )
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        groups.setdefault("Python starts" if name.startswith(AT_START) else imported, []).append(name)
+    return "; ".join(f"{', '.join(those)}: read when {when}" for when, those in groups.items())
 
 
 @contextmanager

@@ -5,12 +5,10 @@ templates  the text between the numbers of a line, by which lines are alike
 outliers   which numbers are far from all others
 packing    alike lines of several ranks on their way: one text, and the numbers of each
 spreads    alike lines of several ranks become one, and numbers that are far apart stand behind it
-texts      the same for texts of several lines, such as tracebacks
 logged     the same for lines as logs hold them
 named      numbers with names beside them, as in `loss: 7.80102`
 extraction the same from many lines at once: lines of one shape are taken apart once
+laps       steps that begin anew each epoch are counted on
 thinning   many points of many ranks become few, and no extreme is lost
-units      which of them say the same in other sizes
 pictures   what is drawn of one name's numbers
-choosing   which names are meant, and which are nearest to one that is not there
 """

@@ -35,6 +35,8 @@ class Taken:
     Attributes:
         places: which of the lines they are from, ascending.
         kind: of what `x` has: "step", "epoch", the name that was asked for; "line": `x` is empty.
+        step: the name of what counts the steps in `x`, empty when a bar does; None when `x` has no steps.
+        ends, epochs: how many steps the bars have, and the epochs that the lines name; else empty.
         values: for each key its numbers.
     """
 
@@ -43,6 +45,9 @@ class Taken:
     places: list[int] = field(default_factory=list)
     x: list[float] = field(default_factory=list)
     values: tuple[list[float], ...] = ()
+    step: str | None = None
+    ends: list[float] = field(default_factory=list)
+    epochs: list[float] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -90,11 +95,11 @@ class _Variant:
     def __init__(self, line: bytes, named: Named, wanted: Callable[[str], bool], x_name: str) -> None:
         self.named = named
         fields = [each for each in named.fields if wanted(each.name)]
-        self.kind, x = _x_of(named, x_name)
-        if x is None:
+        self._x = _x_of(named, x_name)
+        if self._x is None:
             fields = []
         self.keys = tuple((each.name, each.unit) for each in fields)
-        parts = (*fields, *(x or ()))
+        parts = (*fields, *_parts_of(self._x))
         self.pattern = _pattern(line, parts, named) if fields else None
         self.find = self._finder(line, parts, named)
         order = sorted(set(parts), key=lambda part: part.start)
@@ -119,8 +124,8 @@ class _Variant:
         """Return what was found since, and begin anew."""
         columns = list(zip(*self.rows, strict=True))
         rows = [self._numbers(columns[group]) for group in self._groups]
-        values, x = rows[: len(self.keys)], rows[len(self.keys) :]
-        taken = Taken(self.keys, self.kind, self.places, _x_from(x), tuple(values))
+        assert self._x is not None
+        taken = _taken(self.keys, self.places, self._x, rows)
         self.rows, self.places = [], []
         return taken
 
@@ -231,12 +236,11 @@ class Extraction:
     def _pick_slowly(self, place: int, line: bytes) -> list[Taken]:
         named = read(line.decode(errors="replace"))
         fields = [each for each in named.fields if self._wanted(each.name)]
-        kind, x = _x_of(named, self._x)
+        x = _x_of(named, self._x)
         if not fields or x is None:
             return []
         keys = tuple((each.name, each.unit) for each in fields)
-        at = _x_from([[part.value] for part in x])
-        return [Taken(keys, kind, [place], at, tuple([each.value] for each in fields))]
+        return [_taken(keys, [place], x, [[part.value] for part in (*fields, *_parts_of(x))])]
 
     def names(self) -> dict[Key, Known]:
         """Return what is known of each name that lines have had."""
@@ -280,17 +284,32 @@ def _needle(name: str) -> bytes:
     return word.encode(errors="replace").translate(None, _DIGITS)
 
 
-def _x_of(named: Named, x_name: str) -> tuple[str, tuple[Field, ...] | None]:
-    """Return what the numbers of a line are against, and the numbers of which it is made; None when it is not there."""
-    if not x_name:
-        return named.step.kind, named.step.parts
-    return x_name, next(((each,) for each in named.fields if each.name == x_name), None)
+def _x_of(named: Named, x_name: str) -> Step | Field | None:
+    """Return what the numbers of a line are against; None when it is not there."""
+    return next((each for each in named.fields if each.name == x_name), None) if x_name else named.step
 
 
-def _x_from(parts: list[list[float]]) -> list[float]:
-    if len(parts) < 2:
-        return parts[0] if parts else []
-    return [Step.at(*each) for each in zip(*parts, strict=True)]
+def _parts_of(x: Step | Field | None) -> tuple[Field, ...]:
+    return x.parts if isinstance(x, Step) else (x,) if x else ()
+
+
+def _taken(keys: tuple[Key, ...], places: list[int], x: Step | Field, rows: list[list[float]]) -> Taken:
+    """Return the numbers of some lines.
+
+    Args:
+        rows: of each key, then of each part of `x`.
+    """
+    values, at = tuple(rows[: len(keys)]), rows[len(keys) :]
+    if isinstance(x, Field):
+        return Taken(keys, x.name, places, at[0], values)
+    if x.number is None:
+        return Taken(keys, x.kind, places, [], values)
+    if x.end is not None and x.epoch is not None:
+        steps = [Step.at(*each) for each in zip(*at, strict=True)]
+        return Taken(keys, x.kind, places, steps, values, x.number.name)
+    ends = at[1] if x.end is not None else []
+    epochs = at[1] if x.epoch is not None else []
+    return Taken(keys, x.kind, places, at[0], values, x.number.name, ends, epochs)
 
 
 def _is_in_name(line: bytes, run: re.Match[bytes], named: Named) -> bool:

@@ -10,7 +10,9 @@ The step of a line is the number beside a name such as `step`, `iter` or `global
 
 from __future__ import annotations
 
+import difflib
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -78,7 +80,7 @@ class Field:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What of a line says how far the training was: a number; of a bar also its end, and the epoch."""
+    """What of a line says how far the training was: a number; of a bar also its end; and the epoch, if it is whole."""
 
     kind: XKind
     number: Field | None = None
@@ -91,8 +93,8 @@ class Step:
         return tuple(each for each in (self.number, self.end, self.epoch) if each is not None)
 
     @staticmethod
-    def at(number: float, end: float = 0.0, epoch: float = 0.0) -> float:
-        """Return the step from the values of `parts`."""
+    def at(number: float, end: float, epoch: float) -> float:
+        """Return the step of a bar that names its epoch, from the values of `parts`."""
         return epoch * end + number
 
 
@@ -196,14 +198,10 @@ class _Scan:
                 epoch = epoch or field
             elif is_whole and what in _BATCH_NAMES:
                 batch = batch or field
-        if step is not None and step.name not in self._progress:
-            return Step("step", step)
         number = step or self._bar or (batch if batch and batch.name in self._progress else None)
         if number is not None:
-            end = self._progress[number.name]
-            if epoch is not None and _WHOLE.fullmatch(epoch.text):
-                return Step("step", number, end, epoch)
-            return Step("step", number)
+            is_whole = epoch is not None and _WHOLE.fullmatch(epoch.text)
+            return Step("step", number, self._progress.get(number.name), epoch if is_whole else None)
         if epoch is not None and batch is None and epoch.text[-1].isdigit():
             return Step("epoch", epoch)
         return Step("line")
@@ -221,3 +219,59 @@ def _name_in(line: str, start: int, end: int) -> tuple[str, int, int]:
     words = match["name"].split()
     name = "_".join(words[1:] if words[0] in _LEVELS and words[1:] else words)
     return name, first + match.start("name"), first + match.end("name")
+
+
+class Ambiguous(LookupError):
+    """A name means several; `args` are these."""
+
+
+def canonical(name: str) -> str:
+    """Return a name as it is in `named`: with "_" for blanks.
+
+    Example:
+        >>> canonical("train loss")
+        'train_loss'
+    """
+    return "_".join(name.split())
+
+
+def find(wanted: str, names: Iterable[str]) -> str | None:
+    """Return the name that is meant: this one, the same in other letters, or the only one that ends with it after "/".
+
+    Raises:
+        Ambiguous: it may be several.
+
+    Example:
+        >>> find("loss", ["train/loss", "step"])
+        'train/loss'
+    """
+    names = list(names)
+    if wanted in names:
+        return wanted
+    wanted = canonical(wanted)
+    if wanted in names:
+        return wanted
+    lowered = wanted.lower()
+    for alike in (
+        [name for name in names if name.lower() == lowered],
+        [name for name in names if name.lower().rpartition("/")[2] == lowered],
+    ):
+        if len(alike) == 1:
+            return alike[0]
+        if alike:
+            raise Ambiguous(*sorted(alike))
+    return None
+
+
+def nearest(wanted: str, names: Iterable[str], most: int = 3) -> list[str]:
+    """Return the names that are most like one that is not there.
+
+    Example:
+        >>> nearest("los", ["loss", "lr", "grad_norm"])
+        ['loss']
+    """
+    by_lower = {name.lower(): name for name in names}
+    lowered = canonical(wanted).lower()
+    near = difflib.get_close_matches(lowered, by_lower, most, 0.5)
+    near += [each for each in by_lower if lowered in each and each not in near]
+    return [by_lower[each] for each in near[:most]]

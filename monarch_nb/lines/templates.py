@@ -53,7 +53,6 @@ class Shape:
     Attributes:
         template: the line with a mark in place of each token.
         tokens: in order.
-        unbounded: which of the tokens are nan or inf.
         parts: returns the text of each token of a line of this shape.
         free: returns the text of each token that may differ between lines of one template.
         literals: returns what must be equal of a line besides its template; None when that is nothing.
@@ -62,7 +61,6 @@ class Shape:
 
     template: str
     tokens: tuple[Token, ...]
-    unbounded: tuple[int, ...]
     parts: Callable[[str], tuple[str, ...]] = field(compare=False)
     free: Callable[[str], tuple[str, ...]] = field(compare=False)
     literals: Callable[[str], Hashable] | None = field(compare=False)
@@ -162,9 +160,6 @@ def _find_shape(text: str) -> Shape:
     return Shape(
         "".join((*pieces, text[at:])),
         tuple(tokens),
-        tuple(
-            place for place, token in enumerate(tokens) if token.kind is Kind.NUMBER and text[token.end - 1].isalpha()
-        ),
         parts=_slicer([slice(start, end) for _, start, end in tokens]),
         free=_slicer([slice(start, end) for kind, start, end in tokens if kind is not Kind.LITERAL]),
         literals=itemgetter(*literals) if literals else None,

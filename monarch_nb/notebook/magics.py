@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import linecache
+import sys
 from typing import Any
 
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.magic import Magics, cell_magic, line_cell_magic, line_magic, magics_class, no_var_expand
 
-from monarch_nb.errors import UsageError
+from monarch_nb.errors import ReservationExpired, ReservationReleased, RunFailed, UsageError
 from monarch_nb.ground.code_names import not_first
 from monarch_nb.notebook.cells.cell import CellRunner
 from monarch_nb.notebook.cells.following import RunInterrupted
@@ -20,6 +22,13 @@ from monarch_nb.notebook.session import Session
 
 _USER_FRAME = 2
 """How far above `mesh` the frame is in which the magic was typed."""
+
+
+def _show_as_typed(filename: str, first_line: str, cell: str) -> None:
+    """Have `%debug` show a cell as it was typed: IPython has made one line of it, which calls the magic."""
+    if linecache.getline(filename, 1).startswith("get_ipython().run_cell_magic('mesh'"):
+        lines = [f"{each}\n" for each in (first_line, *cell.splitlines())]
+        linecache.cache[filename] = (sum(map(len, lines)), None, lines, filename)  # as IPython's own compiler does
 
 
 @magics_class
@@ -42,19 +51,32 @@ class MeshMagics(Magics):
         %%mesh at the top of a cell runs the cell on them: `%%mesh --help` says how.
         """
         # Only the line is expanded: the body belongs to the ranks, braces and all.
-        expand: Any = self._shell.var_expand  # IPython's has no types
-        line = expand(line, _USER_FRAME)
-        if unsaid := self._session.take_unsaid():
-            show(calm_line(unsaid))
+        typed, line = line, self._shell.var_expand(line, _USER_FRAME)
+        if not (has_ended := self._session.has_ended):
+            self._say_unsaid()
         try:
             if cell is None:
                 return self._subcommands.run(line)
             self._cells.run(line, cell)
+        except (ReservationExpired, ReservationReleased) as error:
+            self._session.end_is_said(error.name)
+            raise
+        except RunFailed:
+            if cell is not None:
+                _show_as_typed(sys._getframe(_USER_FRAME).f_code.co_filename, f"%%mesh {typed}".rstrip(), cell)
+            raise
         except RunInterrupted:
             raise
         except KeyboardInterrupt as interrupt:  # in our own code: nobody wants to read that stack
             raise RunInterrupted(str(interrupt) or "interrupted") from None
+        finally:
+            if has_ended:  # the command may have said so itself
+                self._say_unsaid()
         return None
+
+    def _say_unsaid(self) -> None:
+        if unsaid := self._session.take_unsaid():
+            show(calm_line(unsaid))
 
     @no_var_expand
     @cell_magic

@@ -11,10 +11,13 @@ import re
 from typing import Any
 
 from monarch_nb.ground.code_names import mesh_flag
+from monarch_nb.notebook.syntax.declarations import MESH
 
 _OURS = re.compile(r"\s*(%mesh\b|%(re|un)?load_ext\s+monarch_nb\b|\w[\w\s,.\[\]]*=\s*%mesh\b)")
 _OURS_AT_THE_END = re.compile(r"%mesh(\s|$)|\w[\w\s,.\[\]]*=\s*%mesh\s")
 _EMPTY = re.compile(r"%%mesh(?!\w)")
+_WITHOUT_PERCENT = re.compile(rf"mesh[ \t]+({'|'.join(command.name for command in MESH.commands)})\b")
+"""What IPython takes for a magic by itself, but not where `mesh` is a variable. It is never Python."""
 _LOCAL = re.compile(r"%%local\s*$")
 ANNOUNCE = "--announce"
 """The flag by which `%%mesh` knows that the user did not write it."""
@@ -52,6 +55,8 @@ class MeshMode:
         """Transform a cell, as IPython's input transformers do."""
         if not lines:
             return lines
+        if len(lines) == 1 and _WITHOUT_PERCENT.match(lines[0]):
+            lines = [f"%{lines[0]}"]
         if _LOCAL.match(lines[0]):
             # A blank line keeps the line numbers of tracebacks right; another cell magic must stand first.
             return lines[1:] if lines[1:] and lines[1].startswith("%%") else ["\n", *lines[1:]]

@@ -1,20 +1,24 @@
 """What this kernel holds: its reservation, and how a new kernel of the same notebook finds it again.
 
 A notebook is known by its path. The reservation remembers the notebook that made it; what was attached or detached
-since is remembered as well (see monarch_nb.client.reservations.known.memory).
+since is remembered as well (see monarch_nb.client.reservations.memory).
 """
 
 from __future__ import annotations
 
+import builtins
 import os
 import threading
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
-from monarch_nb.client.reservations.known.memory import (
+from monarch_nb.client.pools.choosing import Shape
+from monarch_nb.client.presenting import served_notebook
+from monarch_nb.client.reservations.memory import (
     Memory,
     choose,
     choose_unnamed,
@@ -28,18 +32,66 @@ from monarch_nb.errors import MonarchNbError, ReservationNotFound, RunNotFound, 
 from monarch_nb.ground.code_names import mesh_flag, run_name
 from monarch_nb.ground.rank_sets import counted, format_ranks, listed
 from monarch_nb.lines.templates import checked_fold, default_fold
+from monarch_nb.notebook.syntax.command_line import is_name
 from monarch_nb.provision.jobs import job_of_pool, trouble
 from monarch_nb.provision.known import is_known
 from monarch_nb.shape import parse_targets
 
 if TYPE_CHECKING:
-    from monarch_nb.client.meshes.holder import MeshHolder
+    from monarch_nb.client.meshes.core import MeshCore
     from monarch_nb.client.meshes.mesh import Mesh
-    from monarch_nb.client.pools.facts.infos import EndedReservation, ReservationInfo, RunInfo
-    from monarch_nb.client.reservations.known.lists import Holdings
+    from monarch_nb.client.pools.infos import EndedReservation, ReservationInfo, RunInfo
+    from monarch_nb.client.reservations.lists import Holdings
     from monarch_nb.client.reservations.reservation import Reservation
     from monarch_nb.client.runs.run import Run
     from monarch_nb.lines.templates import FoldBy
+
+
+class KernelNames:
+    """Leaves `dev` and `mesh` among the kernel's variables, after `%mesh reserve dev`. A variable of the user's stays
+    as it is, but for a handle of what has ended.
+
+    Args:
+        namespace: the kernel's variables.
+    """
+
+    def __init__(self, namespace: dict[str, Any]) -> None:
+        self._namespace = namespace
+        self._left: dict[str, Any] = {}
+
+    def leave(self, held: Reservation) -> str:
+        """Leave a reservation and its main mesh; return a line about variables of the user's that have their names."""
+        taken = []
+        values: dict[str, Any] = {held.name: held, "mesh": held.mesh}
+        for name, value in values.items():
+            if not is_name(name) or hasattr(builtins, name):
+                continue
+            there: Any = self._namespace.get(name)
+            is_handle = type(there) is type(value)
+            if name not in self._namespace or self._is_ours(name) or (is_handle and _has_ended(there)):
+                self._namespace[name] = self._left[name] = value
+            elif not is_handle or there.id != value.id:
+                taken.append(name)
+        if not taken:
+            return ""
+        stay = "your variable {} stays" if len(taken) == 1 else "your variables {} stay"
+        return f"{stay.format(listed(taken))} as before: monarch_nb.attach({held.full_name!r}) is the reservation"
+
+    def take_away(self) -> None:
+        """Take away what is still there."""
+        for name in filter(self._is_ours, list(self._left)):
+            del self._namespace[name]
+        self._left.clear()
+
+    def _is_ours(self, name: str) -> bool:
+        return name in self._namespace and name in self._left and self._namespace[name] is self._left[name]
+
+
+def _has_ended(handle: Any) -> bool:
+    """Return whether a Reservation, or that of a Mesh, was released by this process or is known to have ended."""
+    core: MeshCore = getattr(handle, "mesh", handle).core
+    return core.is_over
+
 
 T = TypeVar("T")
 
@@ -49,12 +101,12 @@ class ResumePlan:
     """What `%mesh reserve --resume` said of nodes that the engine takes back.
 
     Attributes:
-        reserve: asks for the same nodes again; it is told what goes on meanwhile.
+        reserve: asks for the same nodes again; `progress` is told what goes on meanwhile.
         directory: of the saves.
         tags: of the cells that are run before the newest save is loaded.
     """
 
-    reserve: Callable[[Callable[[str], None]], Reservation]
+    reserve: Callable[..., Reservation]
     directory: str
     tags: tuple[str, ...]
 
@@ -62,6 +114,7 @@ class ResumePlan:
 REATTACH_TIMEOUT_S = patience(5.0)
 """How long `%load_ext` may look for what the notebook held."""
 _SEEN = 1000
+_NOTHING_YET = "this notebook holds no mesh yet: type %mesh reserve dev --nodes 1 --procs 4 (or --gpus N)"
 _MAX_NAMES = 3
 
 
@@ -87,11 +140,18 @@ class Session:
         fold, show: how its cells show output (`%mesh fold`, `%mesh show`); None and "" where nothing was said.
         resume: how a cell goes on whose nodes the engine took back; None: it does not.
         show_time: shows below the last cell that the time of the reservation is nearly up, or was; False if it can not.
+        not_left: what is to be said of variables of the user's that have the names of what is held; empty for nothing.
+
+    Args:
+        leave_names: leaves what is held among the kernel's variables; returns `not_left`.
     """
 
-    def __init__(self, client: Client, notebook: str | None = None) -> None:
+    def __init__(
+        self, client: Client, notebook: str | None = None, leave_names: Callable[[Reservation], str] = lambda _: ""
+    ) -> None:
         self.client = client
         self.notebook = notebook
+        self._leave_names, self.not_left = leave_names, ""
         self.reservation: Reservation | None = None
         self.pool: str | None = None
         self.runs: dict[str, Run] = {}
@@ -103,11 +163,12 @@ class Session:
         self.show = ""
         self.resume: ResumePlan | None = None
         self._unsaid, self._is_job = "", False
+        self._absence, self._released = _NOTHING_YET, ""
 
     @property
     def directory(self) -> str:
         """The notebook's directory: the kernel's where the notebook is not known."""
-        from monarch_nb.client.reservations.reserving.arguments import working_directory
+        from monarch_nb.client.reservations.taking import working_directory
 
         return working_directory(None, self.notebook)
 
@@ -125,6 +186,7 @@ class Session:
             same = memory if memory is not None and memory.reservation_id == reservation.id else None
             self.fold, self.show = (checked_fold(same.fold), same.show) if same else (None, "")
         self.reservation, self.pool = reservation, pool
+        self.not_left = self._leave_names(reservation)
         reservation.add_time_listener(lambda text: self._on_time(reservation.id, text))
         self._remember()
 
@@ -149,11 +211,16 @@ class Session:
     def detach(self) -> None:
         """Hold nothing any more, also in later kernels of this notebook; the reservation goes on."""
         self._let_go()
+        self._absence, self._released = _NOTHING_YET, ""
         if self.notebook:
             remember(memory_of_this_kernel(self.notebook, ""))
 
     def released(self) -> None:
         """The current reservation is gone; so is the pool of one whose nodes came as a job."""
+        if (gone := self.reservation) is not None:
+            again = "" if self._is_job else f" {gone.name} {Shape(gone.nodes, gone.procs, gone.gpus).flags}"
+            self._released = "" if self._is_job else gone.name  # whose nodes have what it printed
+            self._absence = f"{gone.name} was released: type %mesh reserve{again} for a new one"
         self._let_go()
         if self._is_job:
             self.pool, self._is_job = None, False
@@ -169,6 +236,16 @@ class Session:
         text, self._unsaid = self._unsaid, ""
         return text
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether the current reservation is known to have ended: what is unsaid is that."""
+        return self.reservation is not None and self.reservation.mesh.core.is_over
+
+    def end_is_said(self, name: str) -> None:
+        """The command that runs says itself that a reservation has ended: then it is not said once more."""
+        if self.has_ended and self.reservation is not None and self.reservation.name == name:
+            self._unsaid = ""
+
     def _let_go(self) -> None:
         if self.reservation is not None:
             self.reservation.detach()
@@ -181,24 +258,38 @@ class Session:
         Raises:
             UsageError: there is none; the message says what to type.
         """
+        if self.reservation is None and self._is_held_anew():
+            raise UsageError(f"{self._released} was released, and is held anew: %mesh attach {self._released} uses it")
         if self.reservation is None:
-            raise UsageError(
-                "this notebook holds no mesh yet: type %mesh reserve dev --nodes 1 --procs 4 (or --gpus N),\n"
-                "or %mesh attach NAME for one that is held (%mesh list shows them)"
-            )
+            raise UsageError(f"{self._absence},\nor %mesh attach NAME for one that is held (%mesh list shows them)")
         return self.reservation
 
-    def mesh(self, targets: str | None = None, name: str | None = None) -> Mesh:
-        """Return a mesh of the current reservation, the main one if none is named, or its part that `targets` names.
+    def _is_held_anew(self) -> bool:
+        """Whether there is another of that name now: another notebook has reserved it."""
+        with suppress(MonarchNbError):  # its pool is gone, or does not answer
+            return bool(self._released) and self._released in self.names()
+        return False
+
+    def mesh(self, targets: str | None = None, name: str | None = None, *, of: Reservation | None = None) -> Mesh:
+        """Return a mesh of a reservation (by default the current one), the main one if none is named, or its part that
+        `targets` names.
 
         Raises:
             UsageError: nothing is held.
             NoSuchMesh: it has no mesh of that name.
             TargetError: the targets can not be read, or name ranks that it does not have.
         """
-        held = self.current()
+        held = of or self.current()
         mesh = held.mesh if name in (None, MAIN_MESH) else held.meshes[name]
         return mesh if targets is None else mesh.select(parse_targets(targets, mesh.extent))
+
+    def mesh_that_printed(
+        self, targets: str | None = None, name: str | None = None, *, of: Reservation | None = None
+    ) -> Mesh:
+        """Return the same mesh for what its ranks printed. After a release the error says how that is still shown."""
+        if self._released and self.reservation is None and of is None:
+            raise UsageError(f"{self._released} was released: %mesh logs {self._released} shows what it printed")
+        return self.mesh(targets, name, of=of)
 
     def folds_by(self, ranks: int) -> FoldBy:
         """Return in what lines of one row may differ: as `%mesh fold` says, else the project, else by so many ranks."""
@@ -242,7 +333,7 @@ class Session:
     def last_cell(self, mesh: Mesh | None = None) -> RunInfo | None:
         """Return the newest run of a cell of this notebook, on a mesh or any, also one that was shown to the end."""
         past = [info for one in ([mesh] if mesh else self.current().meshes.now()) for info in one.past_runs()]
-        runs = [info for info in past if info.cell_number and _is_own(info, self.notebook)]
+        runs = [info for info in past if info.cell_number and is_own(info, self.notebook)]
         return max(runs, key=lambda info: info.submitted_at, default=None)
 
     def finished(self, run: Run) -> None:
@@ -277,6 +368,15 @@ class Session:
         reservation = self.client.attach(name, pool=pool)
         self.hold(reservation, pool)
         return reservation
+
+    def what_became(self, before: Reservation) -> str:
+        """Return what to say of the reservation that was the current one: that it stays held, or how it has ended."""
+        with suppress(MonarchNbError):  # its pool is gone, or does not answer
+            for ended in self.client.list_ended(before.pool):
+                if ended.reservation_id == before.id:
+                    self._unsaid = ""
+                    return f"{ended}, and %mesh logs {before.full_name} shows what it printed"
+        return f"{before.full_name} stays held: %mesh attach {before.full_name} goes back"
 
     def reattach(self) -> str:
         """Find what this notebook held before its kernel was restarted; never fails, never takes long.
@@ -340,11 +440,11 @@ def notebook_path(namespace: Mapping[str, Any], environment: Mapping[str, str]) 
 def divided(runs: Sequence[RunInfo], notebook: str | None) -> tuple[list[RunInfo], list[RunInfo]]:
     """Return the open runs that `%mesh attach` shows: what goes on, and what has finished of this notebook (else the
     newest); and those that it only names: what scripts and other notebooks left, which may be a lot."""
-    followed = [info for info in runs if not info.done or _is_own(info, notebook)] or list(runs[-1:])
+    followed = [info for info in runs if not info.done or is_own(info, notebook)] or list(runs[-1:])
     return followed, [info for info in runs if info not in followed]
 
 
-def _is_own(info: RunInfo, notebook: str | None) -> bool:
+def is_own(info: RunInfo, notebook: str | None) -> bool:
     """Whether a run comes from a notebook; from one of those whose path nobody knows if this is one."""
     return info.notebook == notebook if notebook else not info.notebook and bool(info.cell_number)
 
@@ -377,7 +477,8 @@ def attached_line(reservation: Reservation, runs: Sequence[RunInfo] = (), others
         others: those that it only names.
 
     Example:
-        attached to dev: 2 nodes × 4 procs, 8 ranks alive, run 46, cell [7] still running: %mesh attach follows it
+        attached to dev: 2 nodes × 4 procs, 8 ranks alive, run 46, cell [7] still running: %mesh attach follows it,
+        %mesh interrupt stops it
     """
     main, *beside = reservation.meshes.now()
     ranks = main.status()
@@ -390,10 +491,23 @@ def attached_line(reservation: Reservation, runs: Sequence[RunInfo] = (), others
     if away := sorted({rank.absence for rank in ranks if rank.state == "unreachable"}):
         line = "; ".join([line, *away])
     if going := [run for run in runs if not run.done]:
-        return f"{line}, {_names(going)} still running: %mesh attach follows {'it' if len(going) == 1 else 'them'}"
-    if runs:
+        them = "it" if len(going) == 1 else "them"
+        stops = f", %mesh interrupt stops {them}" if reservation.is_mine else ""
+        line = f"{line}, {_names(going)} still running: %mesh attach follows {them}{stops}"
+    elif runs:
         line = f"{line}, {_names(runs)} finished meanwhile: %mesh attach shows {'it' if len(runs) == 1 else 'them'}"
-    return f"{line}; {unseen_line(others)}" if others else line
+    if others and not going:
+        line = f"{line}; {unseen_line(others)}"
+    return "\n".join([line, *other_notebooks(reservation.status(memory=False))])
+
+
+def other_notebooks(held: ReservationInfo) -> list[str]:
+    """Return a line about the other notebooks that use a reservation now, if some do."""
+    others = [path for path in held.attached if path != served_notebook()]
+    if not others:
+        return []
+    names, use = listed([os.path.basename(path) for path in others]), "uses" if len(others) == 1 else "use"
+    return [f"{names} {use} {held.name}, too: cells wait for each other, and variables are shared"]
 
 
 def called(reservation: Reservation) -> str:
@@ -406,7 +520,7 @@ def mesh_called(mesh: Mesh) -> str:
     return f"{mesh.reservation.name}/{mesh.name}" if mesh.flag else mesh.reservation.name
 
 
-def shape(held: MeshHolder[Mesh] | ReservationInfo) -> str:
+def shape(held: Reservation | ReservationInfo) -> str:
     """Return "2 nodes × 4 procs"."""
     per_node = counted(held.gpus or held.procs, "gpu" if held.gpus else "proc")
     return f"{counted(held.nodes, 'node')} × {per_node}"

@@ -4,21 +4,18 @@ do."""
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from monarch_nb.client.connections.bridge import call
 from monarch_nb.client.meshes.mesh import Mesh
-from monarch_nb.client.pools.facts.choosing import Shape, choose_nodes, who_holds
-from monarch_nb.client.pools.facts.held import HeldReservation
-from monarch_nb.client.pools.facts.missing import not_whole
-from monarch_nb.client.pools.leasing.releasing import ReleasedLater, release
+from monarch_nb.client.pools.choosing import Shape, choose_nodes, who_holds
+from monarch_nb.client.pools.held import HeldReservation, not_whole
+from monarch_nb.client.pools.leasing import ReleasedLater, not_released, release
 from monarch_nb.client.reservations.reservation import Reservation
 from monarch_nb.client.reservations.reserve import reserve
-from monarch_nb.client.reservations.reserving.arguments import checked_name
-from monarch_nb.client.reservations.reserving.waiting import fits_when_idle
+from monarch_nb.client.reservations.taking import checked_name, fits_when_idle
 from monarch_nb.config import default_pool
 from monarch_nb.errors import (
     CapacityError,
@@ -30,15 +27,12 @@ from monarch_nb.errors import (
 )
 from monarch_nb.ground.code_names import run_name
 from monarch_nb.ground.rank_sets import counted, format_ranks, name_ranks
-from monarch_nb.panel.forms.forms import HERE, Form, extend_form, reserve_form, resize_form, shape_of, up_form
-from monarch_nb.panel.forms.resizing import Resize
-from monarch_nb.panel.forms.ways import Request, Way, names_in_use, recall, remember, ways
-from monarch_nb.panel.hints import clickable
+from monarch_nb.panel.forms import HERE, Form, Resize, extend_form, reserve_form, resize_form, shape_of, up_form
 from monarch_nb.panel.jobs import Jobs, Say, Work
 from monarch_nb.panel.live import Live
-from monarch_nb.panel.refusal import Refused, in_short
-from monarch_nb.panel.shown.possible import only_its_holder
-from monarch_nb.panel.shown.view import Json
+from monarch_nb.panel.refusal import Refused, clickable, in_short
+from monarch_nb.panel.shown.view import Json, only_its_holder
+from monarch_nb.panel.ways import Request, Way, names_in_use, recall, remember, ways
 from monarch_nb.provision import Provisioner, jobs, provisioner_of
 from monarch_nb.provision.known import check_known
 from monarch_nb.shape import Extent, parse_targets
@@ -192,15 +186,6 @@ class Actions:
 
         return self._start("up", f"Starting a {self._provisioner.title}", work)
 
-    def down(self, values: Mapping[str, object]) -> Json:
-        """End a pool."""
-        force = values.get("force") is True
-
-        def work(say: Say) -> Json:
-            return {"nodes": self._provisioner.down(force, pool=self._pool.name, progress=say)}
-
-        return self._start("down", f"Ending the {self._provisioner.title}", work)
-
     # ---- reservations ----
 
     async def reserve(self, view: Json, values: object, origin: Origin) -> Json:
@@ -252,7 +237,7 @@ class Actions:
             if (job := jobs.job_of_pool(self._pool.name)) and job.reservation == held["name"]:
                 left = [*released.kept, *map(ReleasedLater, jobs.end_all(job.pool))]  # which ends what does not answer
             elif released.failed:
-                raise released.failed[0]
+                raise not_released(held["name"], released.failed[0])
             return {"text": "\n".join(map(str, left))}  # where what ranks wrote is now, and who could not be told
 
         return self._start("release", f"Releasing {held['name']}", work)
@@ -264,64 +249,56 @@ class Actions:
             text = f"{held['name']} has no time limit: it is held until it is released"
             raise Refused(409, text, {"by": text})
 
-        def work(_: Say) -> Json:
-            with self._attached(held) as reservation:
-                return {"time_left_s": reservation.extend(by_s)}
+        def work(reservation: Reservation, _: Say) -> Json:
+            return {"time_left_s": reservation.extend(by_s)}
 
-        return self._start("extend", f"Extending {held['name']}", work)
+        return self._start_on(held, "extend", f"Extending {held['name']}", work)
 
     def resize(self, view: Json, held: Json, values: object) -> Json:
-        """Have more nodes, or give some back; ranks of one mesh at most start anew."""
+        """Have more nodes, or give some back."""
         resize = _resize(view, held, values)
-        into = resize.into["name"] if resize.into else ""
 
-        def work(say: Say) -> Json:
-            with self._attached(held) as reservation:
-                if not resize.is_growing:
-                    return {"text": str(reservation.shrink(resize.nodes, into=into, progress=say))}
-                mesh = "" if into else resize.mesh
-                return {"text": str(reservation.grow(resize.nodes, into=into, mesh=mesh, progress=say))}
+        def work(reservation: Reservation, say: Say) -> Json:
+            if not resize.is_growing:
+                return {"text": str(reservation.shrink(resize.nodes, progress=say))}
+            return {"text": str(reservation.grow(resize.nodes, mesh=resize.mesh, progress=say))}
 
         doing = "Growing" if resize.is_growing else "Shrinking"
-        return self._start("resize", f"{doing} {held['name']} to {counted(resize.nodes, 'node')}", work)
+        return self._start_on(held, "resize", f"{doing} {held['name']} to {counted(resize.nodes, 'node')}", work)
 
     def restart(self, held: Json, mesh: Json, ranks: tuple[int, ...]) -> Json:
         """Replace ranks by fresh ones."""
 
-        def work(say: Say) -> None:
-            with self._attached(held) as reservation:
-                say(f"starting {len(ranks)} rank{'' if len(ranks) == 1 else 's'}")
-                _mesh(reservation, mesh, ranks).restart()
+        def work(reservation: Reservation, say: Say) -> None:
+            say(f"starting {counted(len(ranks), 'rank')}")
+            _mesh(reservation, mesh, ranks).restart()
 
-        return self._start("restart", f"Restarting {name_ranks(ranks)} of {held['name']}", work)
+        return self._start_on(held, "restart", f"Restarting {name_ranks(ranks)} of {held['name']}", work)
 
     def replace(self, held: Json) -> Json:
         """Put free nodes in the places of those that do not answer."""
 
-        def work(say: Say) -> Json:
-            with self._attached(held) as reservation:
-                return {"text": "\n".join(map(str, reservation.replace(progress=say)))}
+        def work(reservation: Reservation, say: Say) -> Json:
+            return {"text": "\n".join(map(str, reservation.replace(progress=say)))}
 
-        return self._start("replace", f"Replacing nodes of {held['name']}", work)
+        return self._start_on(held, "replace", f"Replacing nodes of {held['name']}", work)
 
     def interrupt(self, held: Json, mesh: Json, ranks: tuple[int, ...]) -> Json:
         """Interrupt what runs on ranks; nothing in memory is lost."""
 
-        def work(_: Say) -> Json:
-            with self._attached(held) as reservation:
-                return {"text": clickable(str(_mesh(reservation, mesh, ranks).interrupt()))}
+        def work(reservation: Reservation, _: Say) -> Json:
+            return {"text": clickable(str(_mesh(reservation, mesh, ranks).interrupt()))}
 
-        return self._start("interrupt", f"Interrupting {name_ranks(ranks)} of {held['name']}", work)
+        return self._start_on(held, "interrupt", f"Interrupting {name_ranks(ranks)} of {held['name']}", work)
 
     def stacks(self, held: Json, mesh: Json, ranks: tuple[int, ...]) -> Json:
         """Ask where ranks are."""
 
-        def work(_: Say) -> Json:
-            with self._attached(held) as reservation:
-                groups = _mesh(reservation, mesh, ranks).stacks().groups
+        def work(reservation: Reservation, _: Say) -> Json:
+            groups = _mesh(reservation, mesh, ranks).stacks().groups
             return {"groups": [{"ranks": format_ranks(chosen), "stack": clickable(stack)} for chosen, stack in groups]}
 
-        return self._start("stacks", f"Stacks of {held['name']}", work)
+        return self._start_on(held, "stacks", f"Stacks of {held['name']}", work)
 
     def lost(self, held: Json, mesh: Json | None, ranks: tuple[int, ...], *, kept: str = "Logs and files stay.") -> str:
         """Return what would be lost, a line each, and what stays.
@@ -354,15 +331,10 @@ class Actions:
         return _losing(lines, kept) if lines else f"Nothing is lost: none of these ranks lives. {kept}"
 
     def lost_by_resize(self, view: Json, held: Json, values: object) -> str:
-        """Return what becomes of the ranks, and what would be lost."""
-        resize, kept = _resize(view, held, values), "Logs and files stay."
-        if gone := ", ".join(resize.leaving):
-            kept = f"Logs of ranks on {gone} are deleted. Files that they wrote are kept, and the panel says where."
-        if resize.into is None:
-            return f"Nothing is lost: all ranks stay as they are. {kept}"
-        lost = self.lost(held, resize.into, self.ranks(resize.into, None), kept=kept)
-        on = f"{resize.ranks}, on {counted(resize.nodes, 'node')}"
-        return f"All ranks of {resize.into['name']} start anew: {on}.\n{lost}"
+        """Return what would be lost."""
+        gone = ", ".join(_resize(view, held, values).leaving)
+        kept = f"Logs of ranks on {gone} are deleted. Files that they wrote are kept, and the panel says where."
+        return f"Nothing is lost: all ranks stay as they are. {kept}"
 
     def attach_lines(self, view: Json, held: Json) -> str:
         """Return the code that attaches a notebook."""
@@ -436,17 +408,20 @@ class Actions:
                 return found
         raise ReservationNotFound(f"{held['name']} was released meanwhile")
 
-    @contextlib.contextmanager
-    def _attached(self, held: Json) -> Iterator[Reservation]:
-        """Use a reservation for a moment."""
-        found = self._find(held)
-        if not found.usable:
-            raise not_whole(found, self._pool.name)
-        reservation = Reservation(self._pool, found)
-        try:
-            yield reservation
-        finally:
-            reservation.detach()
+    def _start_on(self, held: Json, action: str, title: str, work: Callable[[Reservation, Say], object]) -> Json:
+        """Start what uses a reservation for a moment."""
+
+        def attached(say: Say) -> object:
+            found = self._find(held)
+            if not found.usable:
+                raise not_whole(found, self._pool.name)
+            reservation = Reservation(self._pool, found)
+            try:
+                return work(reservation, say)
+            finally:
+                reservation.detach()
+
+        return self._start(action, title, attached)
 
 
 _RIGHTS = ("", "read", "run", "own")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 import uuid
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 from monarch_nb.client.connections.bridge import post
 from monarch_nb.errors import MonarchNbError
 from monarch_nb.ground.interrupting import Interrupt, interruptible
-from monarch_nb.panel.hints import clickable
+from monarch_nb.panel.refusal import clickable
 from monarch_nb.panel.shown.view import Json
 
 _log = logging.getLogger(__name__)
@@ -47,11 +46,9 @@ class Jobs:
             "title": title,
             "state": "running",
             "message": "",
-            "fraction": None,
             "cancellable": True,
             "result": None,
             "error": None,
-            "started_at": time.time(),
         }
         interrupt = Interrupt()
         self._jobs[job["id"]] = job, interrupt

@@ -1,4 +1,6 @@
-"""A view that is kept up to date while somebody looks, and the subscribers that hear what changed."""
+"""A view that is kept up to date while somebody looks, the subscribers that hear what changed, and the pools that can
+be shown.
+"""
 
 from __future__ import annotations
 
@@ -7,27 +9,89 @@ import contextlib
 import logging
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 
 from monarch_nb.client.connections.bridge import background_loop, post
 from monarch_nb.client.connections.connection import Connection
-from monarch_nb.client.pools.facts.held import HeldReservation, current_owner
-from monarch_nb.client.pools.namesakes import told_apart
+from monarch_nb.client.pools.answering import told_apart
+from monarch_nb.client.pools.held import HeldReservation, current_owner
 from monarch_nb.client.pools.others import no_nodes, other_pools
 from monarch_nb.client.pools.pool import STATUS_TIMEOUT_S, Pool
-from monarch_nb.client.reservations.known.memory import Memories
+from monarch_nb.client.reservations.memory import Memories
 from monarch_nb.config import NodePaths, cadence, patience
 from monarch_nb.errors import MonarchNbError, PoolError
-from monarch_nb.panel.hints import clickable
-from monarch_nb.panel.pools import Fate, note_pools
-from monarch_nb.panel.shown.changes import change, told
-from monarch_nb.panel.shown.notices import notices
+from monarch_nb.panel.refusal import clickable
+from monarch_nb.panel.shown.changes import notices, told
 from monarch_nb.panel.shown.view import Before, Json, NodeAnswer, Notebooks, build_view, no_view
 from monarch_nb.proto import allocator_pb2 as pb
-from monarch_nb.provision import provisioner_of
-from monarch_nb.provision.known import is_known, no_such_pool
+from monarch_nb.provision import jobs, provisioner_of
+from monarch_nb.provision.known import is_known, known_pools, no_such_pool
+from monarch_nb.provision.launchers import Job
 from monarch_nb.trust.pools import is_pool
+
+ASK_EVERY_S = cadence(10.0)
+"""How often an engine is asked, while somebody looks, what has become of a job of which a node does not answer."""
+ENGINE_ANSWERS_S = cadence(0.5)
+"""How long a refresh waits for an engine while nodes answer; what it says later is in the next one."""
+
+
+def pools_to_show(*always: str) -> list[Json]:
+    """Return the pools that there are from here, each {"name", "what"}. Those of jobs that still wait have nothing to
+    show.
+
+    Args:
+        always: those that are there also when they are not up; they are the first.
+    """
+    of_jobs = {job.pool: job for job in reversed(jobs.jobs())}
+    try:
+        known = known_pools()
+    except MonarchNbError:  # there is nowhere to look; what is shown says so
+        known = []
+    there = [pool for pool in known if pool not in of_jobs or of_jobs[pool].served]
+    return [{"name": pool, "what": _what(pool, of_jobs.get(pool))} for pool in dict.fromkeys([*always, *there])]
+
+
+def _what(pool: str, job: Job | None) -> str:
+    if job is None:
+        return "hosts" if is_pool(pool) else "this machine"
+    return jobs.title_of_pool(pool)
+
+
+class Fate:
+    """What the jobs of a pool cost, and what has become of those whose nodes do not answer. Used on one loop."""
+
+    def __init__(self) -> None:
+        self._said, self._ended = "", frozenset[str]()
+        self._asked_s = -float("inf")
+        self._asking: asyncio.Task[None] | None = None
+
+    async def note(self, view: Json) -> None:
+        """Have a view say it. Where a node is lost its engine is asked; while others answer it is not waited for."""
+        pool, held = view["pool"], [each for each in view["reservations"].values() if each["mine"]]
+        is_silent = pool["state"] == "silent"
+        is_lost = is_silent or any(each["nodes_answering"] < each["nodes"] for each in held)
+        if not is_lost or not await asyncio.to_thread(jobs.job_of_pool, pool["name"]):
+            self._said, self._ended, self._asked_s = "", frozenset(), -float("inf")
+        elif self._asking is None and time.monotonic() - self._asked_s >= ASK_EVERY_S:
+            self._asking = asyncio.create_task(asyncio.to_thread(self._ask, pool["name"]))
+        if self._asking is not None:
+            await asyncio.wait([self._asking], timeout=None if is_silent else ENGINE_ANSWERS_S)
+            if self._asking.done():
+                asked, self._asking = self._asking, None
+                asked.result()
+        if is_lost:
+            pool["message"] = clickable(self._said) or pool["message"]
+        await asyncio.to_thread(self._price, pool["name"], held)
+
+    def _ask(self, pool: str) -> None:
+        self._said, self._ended = jobs.trouble(pool), jobs.ended_in(pool)
+        self._asked_s = time.monotonic()
+
+    def _price(self, pool: str, held: Iterable[Json]) -> None:
+        for each in held:
+            each["price_per_hour"] = jobs.price_per_hour(pool, each["name"], self._ended) or None
+
 
 _log = logging.getLogger(__name__)
 
@@ -117,11 +181,9 @@ class Subscription:
 
     def _take(self, view: Json | None) -> list[Json]:
         events: list[Json] = []
-        if view is not None and self._told is None:
+        if view is not None and (self._told is None or view != self._told | {"now": view["now"]}):
             events.append({"type": "view", "view": view})
-        elif view is not None and self._told is not None and (changed := change(self._told, view)):
-            events.append(changed)
-        self._told = view
+            self._told = view
         events += [*self._jobs.values(), *self._logs.values(), *self._notices]
         self._jobs.clear()
         self._logs.clear()
@@ -159,7 +221,7 @@ class Live:
     # ---- subscribers ----
 
     def subscribe(self, deliver: Deliver, *, looking: bool = True) -> Subscription:
-        """Deliver the view, and then what changes, until the subscription is closed."""
+        """Deliver the view, again whenever it changes, and what else happens, until the subscription is closed."""
         subscription = Subscription(self, deliver, looking=looking)
         self._subscriptions.append(subscription)
         if self.view is not None:
@@ -205,7 +267,7 @@ class Live:
         return self.view
 
     async def refresh(self) -> None:
-        """Ask the nodes and tell subscribers what changed."""
+        """Ask the nodes and tell subscribers."""
         async with self._refreshing:
             try:
                 await self._ask()
@@ -218,7 +280,7 @@ class Live:
                     view["pool"]["message"] += f"; {clickable(others)}"
             except MonarchNbError as error:
                 view = no_view(self.pool.name, self._owner, time.time(), clickable(str(error)))
-            await asyncio.to_thread(note_pools, view, self._home)
+            view["pools"] = await asyncio.to_thread(pools_to_show, self.pool.name, self._home)  # there is a way back
             await self._fate.note(view)
             before, self.view, self._viewed_at = self.view, view, time.monotonic()
             self.told = told(self.told, view, view["now"])
@@ -295,8 +357,6 @@ class Live:
                 node.answer.away_since = 0.0
             elif not node.answer.away_since and not node.answer.is_starting:
                 node.answer.away_since = time.time() - late_s
-            if node.answer.reply and not node.answer.answers:
-                node.answer.reply = self.pool.late_releases.without(node.connection, node.answer.reply)
 
     async def _heal(self) -> None:
         """Have a local pool start allocators again that died."""
@@ -314,9 +374,7 @@ class Live:
 
     async def _ask_one(self, node: _Node) -> None:
         try:
-            reply = await node.connection.unary("Status", _REQUEST, STATUS_TIMEOUT_S)
-            ((_, reply),) = await self.pool.late_releases.settle([(node.connection, reply)], _REQUEST)
-            node.answer.reply = reply
+            reply = node.answer.reply = await node.connection.unary("Status", _REQUEST, STATUS_TIMEOUT_S)
             self._name(node, reply.node.node_id, reply.node.address)
             node.answer.error = ""
         except MonarchNbError as error:

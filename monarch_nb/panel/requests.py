@@ -7,34 +7,32 @@ import concurrent.futures
 import contextvars
 import logging
 import os
+import threading
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeVar, cast
 
 from monarch_nb.client.connections.bridge import background_loop
+from monarch_nb.client.instruments.top import look_at
 from monarch_nb.client.logs.lines import LogLines
 from monarch_nb.client.pools.pool import pool_object
 from monarch_nb.client.pools.ranks import MeshRanks
-from monarch_nb.client.top.asking import look_at
+from monarch_nb.config import DEFAULT_POOL
 from monarch_nb.errors import MonarchNbError
 from monarch_nb.lines.templates import FOLDS_BY, default_fold
 from monarch_nb.panel.actions import Actions, Origin
 from monarch_nb.panel.jobs import Jobs
-from monarch_nb.panel.live import Deliver, Live, Subscription
+from monarch_nb.panel.live import Deliver, Live, Subscription, pools_to_show
 from monarch_nb.panel.logs.curves import Curves, CurvesRequest, MeshNumbers
-from monarch_nb.panel.logs.log import MAX_ROWS, Log, LogRequest
-from monarch_nb.panel.logs.opened import Logs
-from monarch_nb.panel.logs.own_lines import own_lines, parse_places
-from monarch_nb.panel.logs.reading import Reader
+from monarch_nb.panel.logs.log import MAX_ROWS, Log, LogRequest, Logs
+from monarch_nb.panel.logs.reading import Reader, own_lines, parse_places
 from monarch_nb.panel.refusal import Refused
-from monarch_nb.panel.shown.top import top_shown
+from monarch_nb.panel.shown.ranks import top_shown
 from monarch_nb.panel.shown.view import Json
+from monarch_nb.provision.known import no_such_pool
 
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T", bound=str)
-
-READING = ("view", "forms", "log_rows", "log_find", "log_row", "own_lines", "curves_found", "top")
-"""Requests that change nothing."""
 
 
 class Panel:
@@ -72,11 +70,10 @@ class Panel:
             "check": self._check,
             "reserve": self._reserve,
             "up": self._up,
-            "down": self._down,
-            "release": self._release,
+            "release": self._held_action(self._actions.release),
             "extend": self._extend,
             "resize": self._resize,
-            "replace": self._replace,
+            "replace": self._held_action(self._actions.replace),
             "restart": self._ranks_action(self._actions.restart, action="restart"),
             "interrupt": self._ranks_action(self._actions.interrupt, right="run"),
             "stacks": self._ranks_action(self._actions.stacks, right="read"),
@@ -153,15 +150,6 @@ class Panel:
     async def _up(self, body: Json) -> Json:
         return {"job": self._actions.up(await self.live.fresh(), body.get("values"))}
 
-    async def _down(self, body: Json) -> Json:
-        values = body.get("values", {})
-        if not isinstance(values, Mapping):
-            raise Refused(400, "values are not a JSON object")
-        return {"job": self._actions.down(values)}
-
-    async def _release(self, body: Json) -> Json:
-        return {"job": self._actions.release(await self._held(body))}
-
     async def _extend(self, body: Json) -> Json:
         return {"job": self._actions.extend(await self._held(body), body.get("values"))}
 
@@ -169,8 +157,11 @@ class Panel:
         held = await self._held(body, action="resize")
         return {"job": self._actions.resize(await self.live.fresh(), held, body.get("values"))}
 
-    async def _replace(self, body: Json) -> Json:
-        return {"job": self._actions.replace(await self._held(body))}
+    def _held_action(self, do: Callable[[Json], Json]) -> Callable[[Json], Awaitable[Json]]:
+        async def handle(body: Json) -> Json:
+            return {"job": do(await self._held(body))}
+
+        return handle
 
     def _ranks_action(
         self, do: Callable[[Json, Json, tuple[int, ...]], Json], *, right: str = "own", action: str = ""
@@ -357,3 +348,43 @@ def _choice(body: Json, key: str, choices: tuple[T, ...]) -> T:
 def _in_own_context(work: Any) -> concurrent.futures.Future[Any]:
     """Start a coroutine on the background loop, in a context of its own (see client.connections.bridge.post)."""
     return contextvars.Context().run(asyncio.run_coroutine_threadsafe, work, background_loop())
+
+
+class Panels:
+    """Makes them when they are asked for. Safe to use from any thread.
+
+    Args:
+        pool: that is meant when none is named. The others: see Panel.
+    """
+
+    def __init__(
+        self, pool: str = DEFAULT_POOL, *, root: str = "", refresh_s: float = 1.0, notice_s: float = 10.0
+    ) -> None:
+        self._own, self._root, self._refresh_s, self._notice_s = pool, root, refresh_s, notice_s
+        self._panels: dict[str, Panel] = {}
+        self._lock = threading.Lock()
+
+    def find(self, pool: str = "") -> Panel | None:
+        """Return the panel of a pool, also of one that has ended if somebody looked at it; None when there is none."""
+        name = pool or self._own
+        if name in self._panels or name in [each["name"] for each in pools_to_show(self._own)]:
+            return self.of(name)
+        return None
+
+    def of(self, pool: str) -> Panel:
+        """Return the panel of a pool, whether or not there is such a pool now."""
+        with self._lock:
+            if pool not in self._panels:
+                often = {"refresh_s": self._refresh_s, "notice_s": self._notice_s}
+                self._panels[pool] = Panel(pool, home=self._own, root=self._root, **often)
+            return self._panels[pool]
+
+    def handle(self, name: str, body: object) -> concurrent.futures.Future[Json]:
+        """Do what is asked, of the pool that the body names; the answer is as Panel.handle has it."""
+        pool = body.get("pool") if isinstance(body, Mapping) else None
+        if panel := self.find(str(pool or "")):
+            return panel.handle(name, body)
+        answer: concurrent.futures.Future[Json] = concurrent.futures.Future()
+        message = Refused(404, no_such_pool(str(pool))).message
+        answer.set_result({"error": {"status": 404, "message": message, "errors": {}}})
+        return answer

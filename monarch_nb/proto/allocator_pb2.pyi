@@ -241,15 +241,12 @@ class Gpu(_message.Message):
     TROUBLE_FIELD_NUMBER: _builtins.int
     HELD_BY_FIELD_NUMBER: _builtins.int
     USED_BY_FIELD_NUMBER: _builtins.int
-    MINOR_FIELD_NUMBER: _builtins.int
     index: _builtins.int
     uuid: _builtins.str
     name: _builtins.str
     memory_bytes: _builtins.int
     trouble: _builtins.str
     """why it can not be used, e.g. that it has fallen off the bus: it is not leased"""
-    minor: _builtins.int
-    """of its device node /dev/nvidiaN: not always the index"""
     @_builtins.property
     def held_by(self) -> Global___GpuHolder:
         """While this node does not lease it:
@@ -270,15 +267,12 @@ class Gpu(_message.Message):
         trouble: _builtins.str = ...,
         held_by: Global___GpuHolder | None = ...,
         used_by: _abc.Iterable[Global___GpuProcess] | None = ...,
-        minor: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_minor", b"_minor", "held_by", b"held_by", "minor", b"minor"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["held_by", b"held_by"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_minor", b"_minor", "held_by", b"held_by", "index", b"index", "memory_bytes", b"memory_bytes", "minor", b"minor", "name", b"name", "trouble", b"trouble", "used_by", b"used_by", "uuid", b"uuid"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["held_by", b"held_by", "index", b"index", "memory_bytes", b"memory_bytes", "name", b"name", "trouble", b"trouble", "used_by", b"used_by", "uuid", b"uuid"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__minor: _TypeAlias = _typing.Literal["minor"]  # noqa: Y015
-    _WhichOneofArgType__minor: _TypeAlias = _typing.Literal["_minor", b"_minor"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__minor) -> _WhichOneofReturnType__minor | None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Gpu: _TypeAlias = Gpu  # noqa: Y015
 
@@ -398,9 +392,6 @@ class ReserveRequest(_message.Message):
     FORCE_BUSY_FIELD_NUMBER: _builtins.int
     CLIENT_ID_FIELD_NUMBER: _builtins.int
     LEASE_ID_FIELD_NUMBER: _builtins.int
-    GPU_INDICES_FIELD_NUMBER: _builtins.int
-    MEMORY_BYTES_FIELD_NUMBER: _builtins.int
-    CPUS_FIELD_NUMBER: _builtins.int
     reservation_id: _builtins.str
     name: _builtins.str
     owner: _builtins.str
@@ -422,13 +413,6 @@ class ReserveRequest(_message.Message):
     """as in Open: while that session is there, the lease is waited for to be confirmed"""
     lease_id: _builtins.str
     """of a lease in another node's place: what tells it from others of the reservation on this node"""
-    memory_bytes: _builtins.int
-    """the most that the processes of the reservation have on this node together; 0: as the node says"""
-    cpus: _builtins.float
-    @_builtins.property
-    def gpu_indices(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """said by a gateway to a room of its node, and by nobody else: those that it has leased"""
-
     def __init__(
         self,
         *,
@@ -446,13 +430,10 @@ class ReserveRequest(_message.Message):
         force_busy: _builtins.bool = ...,
         client_id: _builtins.str = ...,
         lease_id: _builtins.str = ...,
-        gpu_indices: _abc.Iterable[_builtins.int] | None = ...,
-        memory_bytes: _builtins.int = ...,
-        cpus: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "cpus", b"cpus", "created_at", b"created_at", "force_busy", b"force_busy", "gpu_indices", b"gpu_indices", "gpus", b"gpus", "idle_s", b"idle_s", "lease_id", b"lease_id", "memory_bytes", b"memory_bytes", "name", b"name", "node_rank", b"node_rank", "nodes", b"nodes", "notebook", b"notebook", "owner", b"owner", "procs", b"procs", "reservation_id", b"reservation_id", "time_s", b"time_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "created_at", b"created_at", "force_busy", b"force_busy", "gpus", b"gpus", "idle_s", b"idle_s", "lease_id", b"lease_id", "name", b"name", "node_rank", b"node_rank", "nodes", b"nodes", "notebook", b"notebook", "owner", b"owner", "procs", b"procs", "reservation_id", b"reservation_id", "time_s", b"time_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -620,10 +601,8 @@ class ChangeMembersRequest(_message.Message):
     HELD_S_FIELD_NUMBER: _builtins.int
     FILES_FIELD_NUMBER: _builtins.int
     SHARES_FIELD_NUMBER: _builtins.int
-    RESIZED_FIELD_NUMBER: _builtins.int
     BEFORE_FIELD_NUMBER: _builtins.int
     MAKES_FIELD_NUMBER: _builtins.int
-    PARTS_FIELD_NUMBER: _builtins.int
     ENDS_FIELD_NUMBER: _builtins.int
     reservation_id: _builtins.str
     revision: _builtins.int
@@ -636,12 +615,10 @@ class ChangeMembersRequest(_message.Message):
     """What a node that joins learns:
     so long ago the reservation was confirmed
     """
-    resized: _builtins.str
-    """A mesh that is over all these nodes from now on, and was not: its ranks start anew, a node's place is its number."""
     makes: _builtins.str
     """a mesh that is whole with this change: what was undertaken for it is done"""
     ends: _builtins.str
-    """why what runs on ranks that start anew or have no place any more ends, for people"""
+    """why what runs on ranks that have no place any more ends, for people"""
     @_builtins.property
     def nodes(self) -> _containers.RepeatedCompositeFieldContainer[_files_pb2.Peer]:
         """all from now on, by node rank"""
@@ -656,10 +633,6 @@ class ChangeMembersRequest(_message.Message):
     def before(self) -> _containers.RepeatedCompositeFieldContainer[_files_pb2.Peer]:
         """all until now: who has to do with others (two clients could not see each other's nodes) tells those"""
 
-    @_builtins.property
-    def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___SpawnRequest]:
-        """of `resized`, by their node_rank: what those start that stay and had none of it"""
-
     def __init__(
         self,
         *,
@@ -671,15 +644,13 @@ class ChangeMembersRequest(_message.Message):
         held_s: _builtins.float = ...,
         files: _files_pb2.ReservationFiles | None = ...,
         shares: _abc.Mapping[_builtins.str, Global___Right.ValueType] | None = ...,
-        resized: _builtins.str = ...,
         before: _abc.Iterable[_files_pb2.Peer] | None = ...,
         makes: _builtins.str = ...,
-        parts: _abc.Iterable[Global___SpawnRequest] | None = ...,
         ends: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["files", b"files"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["before", b"before", "ends", b"ends", "files", b"files", "held_s", b"held_s", "makes", b"makes", "nodes", b"nodes", "parts", b"parts", "pass_on", b"pass_on", "reason", b"reason", "reservation_id", b"reservation_id", "resized", b"resized", "revision", b"revision", "shares", b"shares"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["before", b"before", "ends", b"ends", "files", b"files", "held_s", b"held_s", "makes", b"makes", "nodes", b"nodes", "pass_on", b"pass_on", "reason", b"reason", "reservation_id", b"reservation_id", "revision", b"revision", "shares", b"shares"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -868,7 +839,13 @@ class ReleaseReply(_message.Message):
 
     RANKS_ENDED_FIELD_NUMBER: _builtins.int
     KEPT_FIELD_NUMBER: _builtins.int
+    LOGS_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
     ranks_ended: _builtins.int
+    logs: _builtins.str
+    """where the output of its main mesh is kept; empty when nothing was printed"""
+    name: _builtins.str
+    """of the reservation whose these are"""
     @_builtins.property
     def kept(self) -> Global___KeptFiles: ...
     def __init__(
@@ -876,10 +853,12 @@ class ReleaseReply(_message.Message):
         *,
         ranks_ended: _builtins.int = ...,
         kept: Global___KeptFiles | None = ...,
+        logs: _builtins.str = ...,
+        name: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["kept", b"kept"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["kept", b"kept", "ranks_ended", b"ranks_ended"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kept", b"kept", "logs", b"logs", "name", b"name", "ranks_ended", b"ranks_ended"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1590,9 +1569,12 @@ class StatusRequest(_message.Message):
     MEMORY_FIELD_NUMBER: _builtins.int
     READINGS_FIELD_NUMBER: _builtins.int
     PAST_RUNS_FIELD_NUMBER: _builtins.int
+    PAST_LOGS_FIELD_NUMBER: _builtins.int
     memory: _builtins.bool
     readings: _builtins.bool
     """and memory, measured now and then and estimated in between; and each mesh's newest run"""
+    past_logs: _builtins.str
+    """the name of a reservation that has ended: what is kept of its output"""
     @_builtins.property
     def past_runs(self) -> Global___PastRuns: ...
     def __init__(
@@ -1601,10 +1583,11 @@ class StatusRequest(_message.Message):
         memory: _builtins.bool = ...,
         readings: _builtins.bool = ...,
         past_runs: Global___PastRuns | None = ...,
+        past_logs: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["past_runs", b"past_runs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["memory", b"memory", "past_runs", b"past_runs", "readings", b"readings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["memory", b"memory", "past_logs", b"past_logs", "past_runs", b"past_runs", "readings", b"readings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1643,6 +1626,7 @@ class StatusReply(_message.Message):
     RESERVATIONS_FIELD_NUMBER: _builtins.int
     ENDED_FIELD_NUMBER: _builtins.int
     READINGS_FIELD_NUMBER: _builtins.int
+    PAST_LOGS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def node(self) -> Global___DescribeReply: ...
     @_builtins.property
@@ -1653,6 +1637,10 @@ class StatusReply(_message.Message):
     def readings(self) -> Global___NodeReadings:
         """only when asked for"""
 
+    @_builtins.property
+    def past_logs(self) -> _containers.RepeatedCompositeFieldContainer[Global___PastLog]:
+        """only when asked for; newest first"""
+
     def __init__(
         self,
         *,
@@ -1660,14 +1648,53 @@ class StatusReply(_message.Message):
         reservations: _abc.Iterable[Global___ReservationStatus] | None = ...,
         ended: _abc.Iterable[Global___Ended] | None = ...,
         readings: Global___NodeReadings | None = ...,
+        past_logs: _abc.Iterable[Global___PastLog] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["node", b"node", "readings", b"readings"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ended", b"ended", "node", b"node", "readings", b"readings", "reservations", b"reservations"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ended", b"ended", "node", b"node", "past_logs", b"past_logs", "readings", b"readings", "reservations", b"reservations"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___StatusReply: _TypeAlias = StatusReply  # noqa: Y015
+
+@_typing.final
+class PastLog(_message.Message):
+    """What the ranks of a mesh printed that has ended. Its id does for ReadLogs."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RESERVATION_ID_FIELD_NUMBER: _builtins.int
+    RESERVATION_FIELD_NUMBER: _builtins.int
+    OWNER_FIELD_NUMBER: _builtins.int
+    ENDED_AT_FIELD_NUMBER: _builtins.int
+    MESH_FIELD_NUMBER: _builtins.int
+    reservation_id: _builtins.str
+    reservation: _builtins.str
+    """its name"""
+    owner: _builtins.str
+    ended_at: _builtins.float
+    """seconds since the epoch"""
+    @_builtins.property
+    def mesh(self) -> Global___MeshStatus:
+        """without its spec; its runs with their failures' tracebacks"""
+
+    def __init__(
+        self,
+        *,
+        reservation_id: _builtins.str = ...,
+        reservation: _builtins.str = ...,
+        owner: _builtins.str = ...,
+        ended_at: _builtins.float = ...,
+        mesh: Global___MeshStatus | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["mesh", b"mesh"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ended_at", b"ended_at", "mesh", b"mesh", "owner", b"owner", "reservation", b"reservation", "reservation_id", b"reservation_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PastLog: _TypeAlias = PastLog  # noqa: Y015
 
 @_typing.final
 class NodeReadings(_message.Message):
@@ -1865,8 +1892,7 @@ class ReservationStatus(_message.Message):
     WAITING_FIELD_NUMBER: _builtins.int
     MEMBERS_FIELD_NUMBER: _builtins.int
     REVISION_FIELD_NUMBER: _builtins.int
-    MEMORY_BYTES_FIELD_NUMBER: _builtins.int
-    CPUS_FIELD_NUMBER: _builtins.int
+    ATTACHED_FIELD_NUMBER: _builtins.int
     reservation_id: _builtins.str
     name: _builtins.str
     owner: _builtins.str
@@ -1887,9 +1913,6 @@ class ReservationStatus(_message.Message):
     """What the caller may do with it. Who has no right learns whose it is, its shape and its times, and no more."""
     revision: _builtins.int
     """of these: ChangeMembersRequest.revision"""
-    memory_bytes: _builtins.int
-    """what was asked for on each node: ReserveRequest.memory_bytes"""
-    cpus: _builtins.float
     @_builtins.property
     def meshes(self) -> _containers.RepeatedCompositeFieldContainer[Global___MeshStatus]: ...
     @_builtins.property
@@ -1907,6 +1930,10 @@ class ReservationStatus(_message.Message):
     @_builtins.property
     def members(self) -> _containers.RepeatedCompositeFieldContainer[_files_pb2.Peer]:
         """all its nodes, by node rank, as far as this one knows"""
+
+    @_builtins.property
+    def attached(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """paths of the notebooks that use it now, on its first node"""
 
     def __init__(
         self,
@@ -1932,12 +1959,11 @@ class ReservationStatus(_message.Message):
         waiting: _abc.Iterable[Global___WaitRequest] | None = ...,
         members: _abc.Iterable[_files_pb2.Peer] | None = ...,
         revision: _builtins.int = ...,
-        memory_bytes: _builtins.int = ...,
-        cpus: _builtins.float = ...,
+        attached: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["files", b"files"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["confirmed", b"confirmed", "cpus", b"cpus", "created_at", b"created_at", "files", b"files", "gpus", b"gpus", "idle_left_s", b"idle_left_s", "idle_s", b"idle_s", "members", b"members", "memory_bytes", b"memory_bytes", "meshes", b"meshes", "name", b"name", "node_rank", b"node_rank", "nodes", b"nodes", "notebook", b"notebook", "owner", b"owner", "procs", b"procs", "reservation_id", b"reservation_id", "revision", b"revision", "right", b"right", "shares", b"shares", "time_left_s", b"time_left_s", "time_s", b"time_s", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attached", b"attached", "confirmed", b"confirmed", "created_at", b"created_at", "files", b"files", "gpus", b"gpus", "idle_left_s", b"idle_left_s", "idle_s", b"idle_s", "members", b"members", "meshes", b"meshes", "name", b"name", "node_rank", b"node_rank", "nodes", b"nodes", "notebook", b"notebook", "owner", b"owner", "procs", b"procs", "reservation_id", b"reservation_id", "revision", b"revision", "right", b"right", "shares", b"shares", "time_left_s", b"time_left_s", "time_s", b"time_s", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2348,7 +2374,6 @@ class SessionRequest(_message.Message):
     CANCEL_FIELD_NUMBER: _builtins.int
     SHOWN_FIELD_NUMBER: _builtins.int
     UNFOLLOW_FIELD_NUMBER: _builtins.int
-    PROCEED_FIELD_NUMBER: _builtins.int
     ATTACH_FIELD_NUMBER: _builtins.int
     DETACH_FIELD_NUMBER: _builtins.int
     MAIL_FIELD_NUMBER: _builtins.int
@@ -2370,8 +2395,6 @@ class SessionRequest(_message.Message):
     def shown(self) -> Global___Shown: ...
     @_builtins.property
     def unfollow(self) -> Global___Unfollow: ...
-    @_builtins.property
-    def proceed(self) -> Global___Proceed: ...
     @_builtins.property
     def attach(self) -> Global___Attach: ...
     @_builtins.property
@@ -2397,7 +2420,6 @@ class SessionRequest(_message.Message):
         cancel: Global___Cancel | None = ...,
         shown: Global___Shown | None = ...,
         unfollow: Global___Unfollow | None = ...,
-        proceed: Global___Proceed | None = ...,
         attach: Global___Attach | None = ...,
         detach: Global___Detach | None = ...,
         mail: Global___Envelopes | None = ...,
@@ -2406,11 +2428,11 @@ class SessionRequest(_message.Message):
         look: Global___Look | None = ...,
         collected: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["attach", b"attach", "branches", b"branches", "cancel", b"cancel", "detach", b"detach", "end_calls", b"end_calls", "follow", b"follow", "look", b"look", "mail", b"mail", "message", b"message", "open", b"open", "proceed", b"proceed", "shown", b"shown", "submit", b"submit", "unfollow", b"unfollow"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["attach", b"attach", "branches", b"branches", "cancel", b"cancel", "detach", b"detach", "end_calls", b"end_calls", "follow", b"follow", "look", b"look", "mail", b"mail", "message", b"message", "open", b"open", "shown", b"shown", "submit", b"submit", "unfollow", b"unfollow"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attach", b"attach", "branches", b"branches", "cancel", b"cancel", "collected", b"collected", "detach", b"detach", "end_calls", b"end_calls", "follow", b"follow", "look", b"look", "mail", b"mail", "message", b"message", "open", b"open", "proceed", b"proceed", "shown", b"shown", "submit", b"submit", "unfollow", b"unfollow"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attach", b"attach", "branches", b"branches", "cancel", b"cancel", "collected", b"collected", "detach", b"detach", "end_calls", b"end_calls", "follow", b"follow", "look", b"look", "mail", b"mail", "message", b"message", "open", b"open", "shown", b"shown", "submit", b"submit", "unfollow", b"unfollow"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["open", "submit", "follow", "cancel", "shown", "unfollow", "proceed", "attach", "detach", "mail", "end_calls", "branches", "look"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["open", "submit", "follow", "cancel", "shown", "unfollow", "attach", "detach", "mail", "end_calls", "branches", "look"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -2573,15 +2595,19 @@ class Attach(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     RESERVATION_ID_FIELD_NUMBER: _builtins.int
+    NOTEBOOK_FIELD_NUMBER: _builtins.int
     reservation_id: _builtins.str
+    notebook: _builtins.str
+    """path of the notebook whose kernel that is; may be empty"""
     def __init__(
         self,
         *,
         reservation_id: _builtins.str = ...,
+        notebook: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["reservation_id", b"reservation_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["notebook", b"notebook", "reservation_id", b"reservation_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2670,7 +2696,7 @@ class Submit(_message.Message):
     give_number: _builtins.bool
     """true on the mesh's first node"""
     after: _builtins.int
-    """Number of the run that must have reached this node before; 0 when none (see Queued.earlier)."""
+    """Number of the run that must have reached this node before, as it says itself; 0 when none (see Queued.earlier)."""
     title: _builtins.str
     quiet: _builtins.bool
     """do not forward output"""
@@ -2686,7 +2712,7 @@ class Submit(_message.Message):
     def run(self) -> _run_pb2.RunSpec: ...
     @_builtins.property
     def ranks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """On this node; none on the node that gives the number, perhaps, and in a tree, where each takes what it has of `all_ranks`."""
+        """On this node, which says so itself: each takes what it has of `all_ranks`."""
 
     @_builtins.property
     def all_ranks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
@@ -2698,7 +2724,7 @@ class Submit(_message.Message):
 
     @_builtins.property
     def earlier(self) -> Global___EarlierRuns:
-        """In a tree: `after` of each node, and by node rank RunSpec.output where it is known already."""
+        """`after` of each node, and by node rank RunSpec.output where it is known already."""
 
     @_builtins.property
     def outputs(self) -> _containers.ScalarMap[_builtins.int, _builtins.int]: ...
@@ -2768,9 +2794,7 @@ class Follow(_message.Message):
     @_builtins.property
     def cursors(self) -> _containers.MessageMap[_builtins.int, _run_pb2.Cursor]: ...
     @_builtins.property
-    def ranks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """in a tree: those that are meant"""
-
+    def ranks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
         self,
         *,
@@ -2798,7 +2822,10 @@ class Cancel(_message.Message):
 
     RUN_ID_FIELD_NUMBER: _builtins.int
     NODES_FIELD_NUMBER: _builtins.int
+    WHENCE_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
+    whence: _builtins.str
+    """"from b.ipynb", "from train.py"; empty when it is said where the run was submitted"""
     @_builtins.property
     def nodes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """in a tree: those that are meant, by node rank; none: all"""
@@ -2808,10 +2835,11 @@ class Cancel(_message.Message):
         *,
         run_id: _builtins.str = ...,
         nodes: _abc.Iterable[_builtins.int] | None = ...,
+        whence: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["nodes", b"nodes", "run_id", b"run_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["nodes", b"nodes", "run_id", b"run_id", "whence", b"whence"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2881,30 +2909,6 @@ class Unfollow(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Unfollow: _TypeAlias = Unfollow  # noqa: Y015
-
-@_typing.final
-class Proceed(_message.Message):
-    """The mesh's first node has started this run, so nothing that must come before it is still on its way."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    MESH_ID_FIELD_NUMBER: _builtins.int
-    RUN_ID_FIELD_NUMBER: _builtins.int
-    mesh_id: _builtins.str
-    run_id: _builtins.str
-    def __init__(
-        self,
-        *,
-        mesh_id: _builtins.str = ...,
-        run_id: _builtins.str = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["mesh_id", b"mesh_id", "run_id", b"run_id"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___Proceed: _TypeAlias = Proceed  # noqa: Y015
 
 @_typing.final
 class SessionEvents(_message.Message):
@@ -3185,7 +3189,7 @@ class Queued(_message.Message):
 
     @_builtins.property
     def nodes(self) -> Global___NumberRanges:
-        """in a tree, by node rank: those that say this"""
+        """by node rank: those that say this"""
 
     def __init__(
         self,
@@ -4548,16 +4552,20 @@ class ShutdownRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     FORCE_FIELD_NUMBER: _builtins.int
+    KEEP_LOGS_FIELD_NUMBER: _builtins.int
     force: _builtins.bool
     """even when reservations are held"""
+    keep_logs: _builtins.bool
+    """what meshes printed that have ended stays on the node, for its next allocator"""
     def __init__(
         self,
         *,
         force: _builtins.bool = ...,
+        keep_logs: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["force", b"force"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["force", b"force", "keep_logs", b"keep_logs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -4582,21 +4590,17 @@ Global___ShutdownReply: _TypeAlias = ShutdownReply  # noqa: Y015
 class UsageRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    SINCE_FIELD_NUMBER: _builtins.int
     STANDINGS_FIELD_NUMBER: _builtins.int
-    since: _builtins.float
-    """seconds since the epoch: what was held from then on; 0: only what is held now"""
     standings: _builtins.bool
     """also those, for which the node asks the other nodes of its pool"""
     def __init__(
         self,
         *,
-        since: _builtins.float = ...,
         standings: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["since", b"since", "standings", b"standings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["standings", b"standings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -4608,37 +4612,24 @@ class UsageReply(_message.Message):
 
     NODE_ID_FIELD_NUMBER: _builtins.int
     TOKEN_FIELD_NUMBER: _builtins.int
-    PROCS_FIELD_NUMBER: _builtins.int
-    GPUS_FIELD_NUMBER: _builtins.int
     HELD_FIELD_NUMBER: _builtins.int
-    USED_FIELD_NUMBER: _builtins.int
-    KNOWN_SINCE_FIELD_NUMBER: _builtins.int
     STANDINGS_FIELD_NUMBER: _builtins.int
     LIMITS_FILE_FIELD_NUMBER: _builtins.int
     PROBLEMS_FIELD_NUMBER: _builtins.int
     SILENT_FIELD_NUMBER: _builtins.int
-    CONTACT_FIELD_NUMBER: _builtins.int
     ASKS_OTHERS_FIELD_NUMBER: _builtins.int
     LIMITS_DIGEST_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     token: _builtins.str
     """another one after every start of the node: two addresses may lead to one"""
-    procs: _builtins.int
-    gpus: _builtins.int
-    known_since: _builtins.float
-    """the record does not go back further"""
     limits_file: _builtins.str
     """which the node follows, or can not use; empty: none"""
-    contact: _builtins.str
-    """who could raise limits"""
     asks_others: _builtins.bool
     """whether it knows other nodes of its pool"""
     limits_digest: _builtins.str
     """of what that file says: nodes that follow the same have the same; empty: none"""
     @_builtins.property
     def held(self) -> _containers.RepeatedCompositeFieldContainer[Global___Held]: ...
-    @_builtins.property
-    def used(self) -> _containers.RepeatedCompositeFieldContainer[Global___Used]: ...
     @_builtins.property
     def standings(self) -> _containers.RepeatedCompositeFieldContainer[Global___Standing]: ...
     @_builtins.property
@@ -4654,22 +4645,17 @@ class UsageReply(_message.Message):
         *,
         node_id: _builtins.str = ...,
         token: _builtins.str = ...,
-        procs: _builtins.int = ...,
-        gpus: _builtins.int = ...,
         held: _abc.Iterable[Global___Held] | None = ...,
-        used: _abc.Iterable[Global___Used] | None = ...,
-        known_since: _builtins.float = ...,
         standings: _abc.Iterable[Global___Standing] | None = ...,
         limits_file: _builtins.str = ...,
         problems: _abc.Iterable[_builtins.str] | None = ...,
         silent: _abc.Iterable[_builtins.str] | None = ...,
-        contact: _builtins.str = ...,
         asks_others: _builtins.bool = ...,
         limits_digest: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["asks_others", b"asks_others", "contact", b"contact", "gpus", b"gpus", "held", b"held", "known_since", b"known_since", "limits_digest", b"limits_digest", "limits_file", b"limits_file", "node_id", b"node_id", "problems", b"problems", "procs", b"procs", "silent", b"silent", "standings", b"standings", "token", b"token", "used", b"used"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["asks_others", b"asks_others", "held", b"held", "limits_digest", b"limits_digest", "limits_file", b"limits_file", "node_id", b"node_id", "problems", b"problems", "silent", b"silent", "standings", b"standings", "token", b"token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -4686,25 +4672,17 @@ class Held(_message.Message):
     OWNER_FIELD_NUMBER: _builtins.int
     NODE_RANK_FIELD_NUMBER: _builtins.int
     NODES_FIELD_NUMBER: _builtins.int
-    PROCS_FIELD_NUMBER: _builtins.int
     GPUS_FIELD_NUMBER: _builtins.int
     CONFIRMED_FIELD_NUMBER: _builtins.int
-    BEGUN_AT_FIELD_NUMBER: _builtins.int
-    ENDS_AT_FIELD_NUMBER: _builtins.int
     reservation_id: _builtins.str
     name: _builtins.str
     owner: _builtins.str
     node_rank: _builtins.int
     nodes: _builtins.int
     """of the whole reservation, as far as the node knows"""
-    procs: _builtins.int
-    """here"""
     gpus: _builtins.int
+    """here"""
     confirmed: _builtins.bool
-    begun_at: _builtins.float
-    """seconds since the epoch"""
-    ends_at: _builtins.float
-    """0: when it is released"""
     def __init__(
         self,
         *,
@@ -4713,63 +4691,16 @@ class Held(_message.Message):
         owner: _builtins.str = ...,
         node_rank: _builtins.int = ...,
         nodes: _builtins.int = ...,
-        procs: _builtins.int = ...,
         gpus: _builtins.int = ...,
         confirmed: _builtins.bool = ...,
-        begun_at: _builtins.float = ...,
-        ends_at: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["begun_at", b"begun_at", "confirmed", b"confirmed", "ends_at", b"ends_at", "gpus", b"gpus", "name", b"name", "node_rank", b"node_rank", "nodes", b"nodes", "owner", b"owner", "procs", b"procs", "reservation_id", b"reservation_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["confirmed", b"confirmed", "gpus", b"gpus", "name", b"name", "node_rank", b"node_rank", "nodes", b"nodes", "owner", b"owner", "reservation_id", b"reservation_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Held: _TypeAlias = Held  # noqa: Y015
-
-@_typing.final
-class Used(_message.Message):
-    """What a person has held of a node since the time that was asked for."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    OWNER_FIELD_NUMBER: _builtins.int
-    RESERVATIONS_FIELD_NUMBER: _builtins.int
-    NODE_S_FIELD_NUMBER: _builtins.int
-    GPU_S_FIELD_NUMBER: _builtins.int
-    IDLE_NODE_S_FIELD_NUMBER: _builtins.int
-    IDLE_GPU_S_FIELD_NUMBER: _builtins.int
-    GROUPS_FIELD_NUMBER: _builtins.int
-    owner: _builtins.str
-    reservations: _builtins.int
-    node_s: _builtins.float
-    gpu_s: _builtins.float
-    """times its GPUs"""
-    idle_node_s: _builtins.float
-    """of these"""
-    idle_gpu_s: _builtins.float
-    @_builtins.property
-    def groups(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """the person's, as the node knows them"""
-
-    def __init__(
-        self,
-        *,
-        owner: _builtins.str = ...,
-        reservations: _builtins.int = ...,
-        node_s: _builtins.float = ...,
-        gpu_s: _builtins.float = ...,
-        idle_node_s: _builtins.float = ...,
-        idle_gpu_s: _builtins.float = ...,
-        groups: _abc.Iterable[_builtins.str] | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["gpu_s", b"gpu_s", "groups", b"groups", "idle_gpu_s", b"idle_gpu_s", "idle_node_s", b"idle_node_s", "node_s", b"node_s", "owner", b"owner", "reservations", b"reservations"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___Used: _TypeAlias = Used  # noqa: Y015
 
 @_typing.final
 class Standing(_message.Message):
@@ -4781,18 +4712,15 @@ class Standing(_message.Message):
     MOST_FIELD_NUMBER: _builtins.int
     HELD_FIELD_NUMBER: _builtins.int
     ENTRY_FIELD_NUMBER: _builtins.int
-    WINDOW_S_FIELD_NUMBER: _builtins.int
     who: _builtins.str
     """a person's name, or a group's"""
     is_group: _builtins.bool
     kind: _builtins.str
-    """"gpus", "nodes", "gpu-hours", "node-hours" """
+    """"gpus" or "nodes" """
     most: _builtins.float
-    held: _builtins.float
+    held: _builtins.int
     entry: _builtins.str
     """of the file: whose limit it is"""
-    window_s: _builtins.float
-    """of hours"""
     def __init__(
         self,
         *,
@@ -4800,13 +4728,12 @@ class Standing(_message.Message):
         is_group: _builtins.bool = ...,
         kind: _builtins.str = ...,
         most: _builtins.float = ...,
-        held: _builtins.float = ...,
+        held: _builtins.int = ...,
         entry: _builtins.str = ...,
-        window_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["entry", b"entry", "held", b"held", "is_group", b"is_group", "kind", b"kind", "most", b"most", "who", b"who", "window_s", b"window_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["entry", b"entry", "held", b"held", "is_group", b"is_group", "kind", b"kind", "most", b"most", "who", b"who"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -200,10 +200,10 @@ class AllocatorStub(object):
                 request_serializer=monarch__nb_dot_proto_dot_files__pb2.SyncTreeRequest.SerializeToString,
                 response_deserializer=monarch__nb_dot_proto_dot_files__pb2.SyncTreeReply.FromString,
                 _registered_method=True)
-        self.PutChunks = channel.stream_unary(
-                '/monarch_nb.v1.Allocator/PutChunks',
-                request_serializer=monarch__nb_dot_proto_dot_files__pb2.PutChunksRequest.SerializeToString,
-                response_deserializer=monarch__nb_dot_proto_dot_files__pb2.PutChunksReply.FromString,
+        self.PutFiles = channel.stream_unary(
+                '/monarch_nb.v1.Allocator/PutFiles',
+                request_serializer=monarch__nb_dot_proto_dot_files__pb2.PutFilesRequest.SerializeToString,
+                response_deserializer=monarch__nb_dot_proto_dot_files__pb2.PutFilesReply.FromString,
                 _registered_method=True)
         self.ChangeFiles = channel.unary_unary(
                 '/monarch_nb.v1.Allocator/ChangeFiles',
@@ -474,7 +474,7 @@ class AllocatorServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def PutChunks(self, request_iterator, context):
+    def PutFiles(self, request_iterator, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -517,7 +517,7 @@ class AllocatorServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Usage(self, request, context):
-        """Who holds what here, who has held how much of it, and who is how near to which limit of fairness.
+        """Who holds what here, and who is how near to which limit of fairness.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -698,10 +698,10 @@ def add_AllocatorServicer_to_server(servicer, server):
                     request_deserializer=monarch__nb_dot_proto_dot_files__pb2.SyncTreeRequest.FromString,
                     response_serializer=monarch__nb_dot_proto_dot_files__pb2.SyncTreeReply.SerializeToString,
             ),
-            'PutChunks': grpc.stream_unary_rpc_method_handler(
-                    servicer.PutChunks,
-                    request_deserializer=monarch__nb_dot_proto_dot_files__pb2.PutChunksRequest.FromString,
-                    response_serializer=monarch__nb_dot_proto_dot_files__pb2.PutChunksReply.SerializeToString,
+            'PutFiles': grpc.stream_unary_rpc_method_handler(
+                    servicer.PutFiles,
+                    request_deserializer=monarch__nb_dot_proto_dot_files__pb2.PutFilesRequest.FromString,
+                    response_serializer=monarch__nb_dot_proto_dot_files__pb2.PutFilesReply.SerializeToString,
             ),
             'ChangeFiles': grpc.unary_unary_rpc_method_handler(
                     servicer.ChangeFiles,
@@ -1646,7 +1646,7 @@ class Allocator(object):
             _registered_method=True)
 
     @staticmethod
-    def PutChunks(request_iterator,
+    def PutFiles(request_iterator,
             target,
             options=(),
             channel_credentials=None,
@@ -1659,9 +1659,9 @@ class Allocator(object):
         return grpc.experimental.stream_unary(
             request_iterator,
             target,
-            '/monarch_nb.v1.Allocator/PutChunks',
-            monarch__nb_dot_proto_dot_files__pb2.PutChunksRequest.SerializeToString,
-            monarch__nb_dot_proto_dot_files__pb2.PutChunksReply.FromString,
+            '/monarch_nb.v1.Allocator/PutFiles',
+            monarch__nb_dot_proto_dot_files__pb2.PutFilesRequest.SerializeToString,
+            monarch__nb_dot_proto_dot_files__pb2.PutFilesReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -92,7 +92,7 @@ class AllocatorStub:
     ReadBlob: _grpc.UnaryStreamMultiCallable[_allocator_pb2.ReadBlobRequest, _allocator_pb2.BlobChunk]
     SyncTree: _grpc.UnaryUnaryMultiCallable[_files_pb2.SyncTreeRequest, _files_pb2.SyncTreeReply]
     """Files (see files.proto)."""
-    PutChunks: _grpc.StreamUnaryMultiCallable[_files_pb2.PutChunksRequest, _files_pb2.PutChunksReply]
+    PutFiles: _grpc.StreamUnaryMultiCallable[_files_pb2.PutFilesRequest, _files_pb2.PutFilesReply]
     ChangeFiles: _grpc.UnaryUnaryMultiCallable[_files_pb2.ChangeFilesRequest, _files_pb2.ChangeFilesReply]
     Workspace: _grpc.UnaryUnaryMultiCallable[_files_pb2.WorkspaceRequest, _files_pb2.WorkspaceReply]
     SeeToken: _grpc.UnaryUnaryMultiCallable[_files_pb2.SeeTokenRequest, _files_pb2.SeeTokenReply]
@@ -100,7 +100,7 @@ class AllocatorStub:
     ReadFile: _grpc.UnaryStreamMultiCallable[_files_pb2.ReadFileRequest, _files_pb2.FilePiece]
     DescribeEnvironment: _grpc.UnaryUnaryMultiCallable[_files_pb2.DescribeEnvironmentRequest, _files_pb2.DescribeEnvironmentReply]
     Usage: _grpc.UnaryUnaryMultiCallable[_allocator_pb2.UsageRequest, _allocator_pb2.UsageReply]
-    """Who holds what here, who has held how much of it, and who is how near to which limit of fairness."""
+    """Who holds what here, and who is how near to which limit of fairness."""
     Shutdown: _grpc.UnaryUnaryMultiCallable[_allocator_pb2.ShutdownRequest, _allocator_pb2.ShutdownReply]
     """End the node: every rank, template and store, then the allocator itself."""
 
@@ -167,7 +167,7 @@ class AllocatorAsyncStub(AllocatorStub):
     ReadBlob: _aio.UnaryStreamMultiCallable[_allocator_pb2.ReadBlobRequest, _allocator_pb2.BlobChunk]  # type: ignore[assignment]
     SyncTree: _aio.UnaryUnaryMultiCallable[_files_pb2.SyncTreeRequest, _files_pb2.SyncTreeReply]  # type: ignore[assignment]
     """Files (see files.proto)."""
-    PutChunks: _aio.StreamUnaryMultiCallable[_files_pb2.PutChunksRequest, _files_pb2.PutChunksReply]  # type: ignore[assignment]
+    PutFiles: _aio.StreamUnaryMultiCallable[_files_pb2.PutFilesRequest, _files_pb2.PutFilesReply]  # type: ignore[assignment]
     ChangeFiles: _aio.UnaryUnaryMultiCallable[_files_pb2.ChangeFilesRequest, _files_pb2.ChangeFilesReply]  # type: ignore[assignment]
     Workspace: _aio.UnaryUnaryMultiCallable[_files_pb2.WorkspaceRequest, _files_pb2.WorkspaceReply]  # type: ignore[assignment]
     SeeToken: _aio.UnaryUnaryMultiCallable[_files_pb2.SeeTokenRequest, _files_pb2.SeeTokenReply]  # type: ignore[assignment]
@@ -175,7 +175,7 @@ class AllocatorAsyncStub(AllocatorStub):
     ReadFile: _aio.UnaryStreamMultiCallable[_files_pb2.ReadFileRequest, _files_pb2.FilePiece]  # type: ignore[assignment]
     DescribeEnvironment: _aio.UnaryUnaryMultiCallable[_files_pb2.DescribeEnvironmentRequest, _files_pb2.DescribeEnvironmentReply]  # type: ignore[assignment]
     Usage: _aio.UnaryUnaryMultiCallable[_allocator_pb2.UsageRequest, _allocator_pb2.UsageReply]  # type: ignore[assignment]
-    """Who holds what here, who has held how much of it, and who is how near to which limit of fairness."""
+    """Who holds what here, and who is how near to which limit of fairness."""
     Shutdown: _aio.UnaryUnaryMultiCallable[_allocator_pb2.ShutdownRequest, _allocator_pb2.ShutdownReply]  # type: ignore[assignment]
     """End the node: every rank, template and store, then the allocator itself."""
 
@@ -439,11 +439,11 @@ class AllocatorServicer(metaclass=_abc_1.ABCMeta):
         """Files (see files.proto)."""
 
     @_abc_1.abstractmethod
-    def PutChunks(
+    def PutFiles(
         self,
-        request_iterator: _MaybeAsyncIterator[_files_pb2.PutChunksRequest],
+        request_iterator: _MaybeAsyncIterator[_files_pb2.PutFilesRequest],
         context: _ServicerContext,
-    ) -> _typing.Union[_files_pb2.PutChunksReply, _abc.Awaitable[_files_pb2.PutChunksReply]]: ...
+    ) -> _typing.Union[_files_pb2.PutFilesReply, _abc.Awaitable[_files_pb2.PutFilesReply]]: ...
 
     @_abc_1.abstractmethod
     def ChangeFiles(
@@ -493,7 +493,7 @@ class AllocatorServicer(metaclass=_abc_1.ABCMeta):
         request: _allocator_pb2.UsageRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_allocator_pb2.UsageReply, _abc.Awaitable[_allocator_pb2.UsageReply]]:
-        """Who holds what here, who has held how much of it, and who is how near to which limit of fairness."""
+        """Who holds what here, and who is how near to which limit of fairness."""
 
     @_abc_1.abstractmethod
     def Shutdown(

@@ -47,8 +47,7 @@ class TreeEntry(_message.Message):
     MODE_FIELD_NUMBER: _builtins.int
     SIZE_BYTES_FIELD_NUMBER: _builtins.int
     MODIFIED_NS_FIELD_NUMBER: _builtins.int
-    HASHES_FIELD_NUMBER: _builtins.int
-    SIZES_BYTES_FIELD_NUMBER: _builtins.int
+    HASH_FIELD_NUMBER: _builtins.int
     TARGET_FIELD_NUMBER: _builtins.int
     path: _builtins.bytes
     """below the tree's root, "/" between names, as the file system has it: any bytes but NUL"""
@@ -57,12 +56,10 @@ class TreeEntry(_message.Message):
     """permission bits, 0o777"""
     size_bytes: _builtins.int
     modified_ns: _builtins.int
-    hashes: _builtins.bytes
-    """A file's content: the BLAKE3 hashes of its chunks (32 bytes each) one after the other, and the chunks' sizes."""
+    hash: _builtins.bytes
+    """of a file's content: BLAKE3, 32 bytes"""
     target: _builtins.bytes
     """of a link"""
-    @_builtins.property
-    def sizes_bytes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
         self,
         *,
@@ -71,13 +68,12 @@ class TreeEntry(_message.Message):
         mode: _builtins.int = ...,
         size_bytes: _builtins.int = ...,
         modified_ns: _builtins.int = ...,
-        hashes: _builtins.bytes = ...,
-        sizes_bytes: _abc.Iterable[_builtins.int] | None = ...,
+        hash: _builtins.bytes = ...,
         target: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["hashes", b"hashes", "kind", b"kind", "mode", b"mode", "modified_ns", b"modified_ns", "path", b"path", "size_bytes", b"size_bytes", "sizes_bytes", b"sizes_bytes", "target", b"target"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["hash", b"hash", "kind", b"kind", "mode", b"mode", "modified_ns", b"modified_ns", "path", b"path", "size_bytes", b"size_bytes", "target", b"target"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -130,34 +126,57 @@ class TreeChange(_message.Message):
 Global___TreeChange: _TypeAlias = TreeChange  # noqa: Y015
 
 @_typing.final
-class ChunkBatch(_message.Message):
-    """Pieces of content, compressed together."""
+class ContentBatch(_message.Message):
+    """Content of files, compressed together."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    HASHES_FIELD_NUMBER: _builtins.int
-    SIZES_BYTES_FIELD_NUMBER: _builtins.int
+    PIECES_FIELD_NUMBER: _builtins.int
     DATA_FIELD_NUMBER: _builtins.int
-    hashes: _builtins.bytes
-    """32 bytes each"""
     data: _builtins.bytes
     """one zstd frame of all, one after the other"""
     @_builtins.property
-    def sizes_bytes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def pieces(self) -> _containers.RepeatedCompositeFieldContainer[Global___ContentPiece]: ...
     def __init__(
         self,
         *,
-        hashes: _builtins.bytes = ...,
-        sizes_bytes: _abc.Iterable[_builtins.int] | None = ...,
+        pieces: _abc.Iterable[Global___ContentPiece] | None = ...,
         data: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "hashes", b"hashes", "sizes_bytes", b"sizes_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "pieces", b"pieces"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___ChunkBatch: _TypeAlias = ChunkBatch  # noqa: Y015
+Global___ContentBatch: _TypeAlias = ContentBatch  # noqa: Y015
+
+@_typing.final
+class ContentPiece(_message.Message):
+    """A piece of a file; the first begins at 0, and each of the others where the one before ends."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PATH_FIELD_NUMBER: _builtins.int
+    OFFSET_FIELD_NUMBER: _builtins.int
+    SIZE_BYTES_FIELD_NUMBER: _builtins.int
+    path: _builtins.bytes
+    offset: _builtins.int
+    size_bytes: _builtins.int
+    def __init__(
+        self,
+        *,
+        path: _builtins.bytes = ...,
+        offset: _builtins.int = ...,
+        size_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["offset", b"offset", "path", b"path", "size_bytes", b"size_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ContentPiece: _TypeAlias = ContentPiece  # noqa: Y015
 
 @_typing.final
 class Peer(_message.Message):
@@ -186,27 +205,24 @@ Global___Peer: _TypeAlias = Peer  # noqa: Y015
 @_typing.final
 class SyncTreeRequest(_message.Message):
     """Make the copy of a tree on several nodes equal to the client's. The receiver passes it on to `peers` and answers for
-    all. Idempotent: sent again after PutChunks, it goes on where it was.
+    all. Sent again, it goes on where it was.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     RESERVATION_ID_FIELD_NUMBER: _builtins.int
     CHANGE_FIELD_NUMBER: _builtins.int
-    CHUNKS_FIELD_NUMBER: _builtins.int
+    CONTENT_FIELD_NUMBER: _builtins.int
     PEERS_FIELD_NUMBER: _builtins.int
     OVERWRITE_FIELD_NUMBER: _builtins.int
-    PENDING_FIELD_NUMBER: _builtins.int
     reservation_id: _builtins.str
     overwrite: _builtins.bool
     """also files that ranks changed"""
-    pending: _builtins.bool
-    """`change` has only mount, source and version: the rest was sent before"""
     @_builtins.property
     def change(self) -> Global___TreeChange: ...
     @_builtins.property
-    def chunks(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChunkBatch]:
-        """new content, when there is little"""
+    def content(self) -> _containers.RepeatedCompositeFieldContainer[Global___ContentBatch]:
+        """of files, when there is little"""
 
     @_builtins.property
     def peers(self) -> _containers.RepeatedCompositeFieldContainer[Global___Peer]: ...
@@ -215,14 +231,13 @@ class SyncTreeRequest(_message.Message):
         *,
         reservation_id: _builtins.str = ...,
         change: Global___TreeChange | None = ...,
-        chunks: _abc.Iterable[Global___ChunkBatch] | None = ...,
+        content: _abc.Iterable[Global___ContentBatch] | None = ...,
         peers: _abc.Iterable[Global___Peer] | None = ...,
         overwrite: _builtins.bool = ...,
-        pending: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["change", b"change"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["change", b"change", "chunks", b"chunks", "overwrite", b"overwrite", "peers", b"peers", "pending", b"pending", "reservation_id", b"reservation_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["change", b"change", "content", b"content", "overwrite", b"overwrite", "peers", b"peers", "reservation_id", b"reservation_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -258,20 +273,20 @@ class NodeSynced(_message.Message):
     NEEDS_WHOLE_FIELD_NUMBER: _builtins.int
     ERROR_JSON_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
-    missing: _builtins.bytes
-    """hashes of chunks that the node lacks, 32 bytes each"""
     needs_whole: _builtins.bool
     """the node has another base"""
     error_json: _builtins.str
     """an error of monarch_nb.errors, as rpc/status.py writes it"""
     @_builtins.property
     def applied(self) -> Global___TreeApplied: ...
+    @_builtins.property
+    def missing(self) -> Global___MissingContent: ...
     def __init__(
         self,
         *,
         node_id: _builtins.str = ...,
         applied: Global___TreeApplied | None = ...,
-        missing: _builtins.bytes = ...,
+        missing: Global___MissingContent | None = ...,
         needs_whole: _builtins.bool = ...,
         error_json: _builtins.str = ...,
     ) -> None: ...
@@ -284,6 +299,28 @@ class NodeSynced(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType_outcome) -> _WhichOneofReturnType_outcome | None: ...
 
 Global___NodeSynced: _TypeAlias = NodeSynced  # noqa: Y015
+
+@_typing.final
+class MissingContent(_message.Message):
+    """Files whose content the node lacks."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PATHS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def paths(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]: ...
+    def __init__(
+        self,
+        *,
+        paths: _abc.Iterable[_builtins.bytes] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["paths", b"paths"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MissingContent: _TypeAlias = MissingContent  # noqa: Y015
 
 @_typing.final
 class TreeApplied(_message.Message):
@@ -444,8 +481,8 @@ class ChangeFilesReply(_message.Message):
 Global___ChangeFilesReply: _TypeAlias = ChangeFilesReply  # noqa: Y015
 
 @_typing.final
-class PutChunksRequest(_message.Message):
-    """The chunks of a change that SyncTree left pending."""
+class PutFilesRequest(_message.Message):
+    """The content of files that SyncTree said are missing. When all has come, it is put in place, and answered as SyncTree."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -461,7 +498,7 @@ class PutChunksRequest(_message.Message):
     @_builtins.property
     def peers(self) -> _containers.RepeatedCompositeFieldContainer[Global___Peer]: ...
     @_builtins.property
-    def batch(self) -> Global___ChunkBatch: ...
+    def batch(self) -> Global___ContentBatch: ...
     def __init__(
         self,
         *,
@@ -469,7 +506,7 @@ class PutChunksRequest(_message.Message):
         mount: _builtins.str = ...,
         version: _builtins.str = ...,
         peers: _abc.Iterable[Global___Peer] | None = ...,
-        batch: Global___ChunkBatch | None = ...,
+        batch: Global___ContentBatch | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -477,19 +514,19 @@ class PutChunksRequest(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___PutChunksRequest: _TypeAlias = PutChunksRequest  # noqa: Y015
+Global___PutFilesRequest: _TypeAlias = PutFilesRequest  # noqa: Y015
 
 @_typing.final
-class PutChunksReply(_message.Message):
+class PutFilesReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     NODES_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def nodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___NodeStored]: ...
+    def nodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___NodeSynced]: ...
     def __init__(
         self,
         *,
-        nodes: _abc.Iterable[Global___NodeStored] | None = ...,
+        nodes: _abc.Iterable[Global___NodeSynced] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -497,33 +534,7 @@ class PutChunksReply(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___PutChunksReply: _TypeAlias = PutChunksReply  # noqa: Y015
-
-@_typing.final
-class NodeStored(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    NODE_ID_FIELD_NUMBER: _builtins.int
-    RECEIVED_BYTES_FIELD_NUMBER: _builtins.int
-    ERROR_JSON_FIELD_NUMBER: _builtins.int
-    node_id: _builtins.str
-    received_bytes: _builtins.int
-    """compressed"""
-    error_json: _builtins.str
-    def __init__(
-        self,
-        *,
-        node_id: _builtins.str = ...,
-        received_bytes: _builtins.int = ...,
-        error_json: _builtins.str = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["error_json", b"error_json", "node_id", b"node_id", "received_bytes", b"received_bytes"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___NodeStored: _TypeAlias = NodeStored  # noqa: Y015
+Global___PutFilesReply: _TypeAlias = PutFilesReply  # noqa: Y015
 
 @_typing.final
 class SeeTokenRequest(_message.Message):
@@ -639,7 +650,7 @@ class ListFilesReply(_message.Message):
     """the path is a file: the one entry"""
     @_builtins.property
     def entries(self) -> _containers.RepeatedCompositeFieldContainer[Global___TreeEntry]:
-        """without hashes"""
+        """without their hash"""
 
     def __init__(
         self,
@@ -732,9 +743,7 @@ class WorkspaceReply(_message.Message):
 
     DIRECTORY_FIELD_NUMBER: _builtins.int
     MOUNTS_FIELD_NUMBER: _builtins.int
-    CACHE_BYTES_FIELD_NUMBER: _builtins.int
     directory: _builtins.str
-    cache_bytes: _builtins.int
     @_builtins.property
     def mounts(self) -> _containers.RepeatedCompositeFieldContainer[Global___MountStatus]: ...
     def __init__(
@@ -742,11 +751,10 @@ class WorkspaceReply(_message.Message):
         *,
         directory: _builtins.str = ...,
         mounts: _abc.Iterable[Global___MountStatus] | None = ...,
-        cache_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_bytes", b"cache_bytes", "directory", b"directory", "mounts", b"mounts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["directory", b"directory", "mounts", b"mounts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

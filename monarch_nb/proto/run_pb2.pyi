@@ -503,7 +503,7 @@ class RankResult(_message.Message):
     untouched: _builtins.bool
     """The run wrote nothing and left nothing behind that could (thread, task, child process): its files can be reused."""
     hint: _builtins.str
-    """What would make the next run better, e.g. what to preload."""
+    """What would make the next run better, e.g. a variable that was set too late."""
     dropped_by: _builtins.str
     """whoever dropped it before it began, when it is not who submitted it"""
     @_builtins.property
@@ -1012,7 +1012,7 @@ class LooksShare(_message.Message):
     LOOKS_FIELD_NUMBER: _builtins.int
     LINE_FIELD_NUMBER: _builtins.int
     kind: _builtins.str
-    """as in monarch_nb/worker/control/looks.py"""
+    """as in monarch_nb/worker/control/sampler.py"""
     what: _builtins.str
     """which collective"""
     looks: _builtins.int
@@ -1087,6 +1087,9 @@ class Where(_message.Message):
     CALL_FIELD_NUMBER: _builtins.int
     CALLS_FIELD_NUMBER: _builtins.int
     HANDLES_S_FIELD_NUMBER: _builtins.int
+    WORLD_SIZE_FIELD_NUMBER: _builtins.int
+    WORLD_RANK_FIELD_NUMBER: _builtins.int
+    BUSY_BESIDES_FIELD_NUMBER: _builtins.int
     state: Global___Where.State.ValueType
     run_id: _builtins.str
     collective: _builtins.str
@@ -1096,9 +1099,14 @@ class Where(_message.Message):
     running_s: _builtins.float
     handles_s: _builtins.int
     """For so long its code has known of the interrupt, and handles it; absent when there is none, or it has not reached it."""
+    world_size: _builtins.int
+    """Of the default group, or of that which it waits to make, and this rank's number there; 0: it has none."""
+    world_rank: _builtins.int
+    busy_besides: _builtins.bool
+    """Something besides may call collectives: an endpoint, a save, a task or a thread of the user's, who debugs it."""
     @_builtins.property
     def call(self) -> Global___Call:
-        """what it waits in, as torch knows it; absent when that is not known"""
+        """What it waits in, as torch knows it; of an idle one the last that it has called. Absent when that is not known."""
 
     @_builtins.property
     def calls(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
@@ -1115,10 +1123,13 @@ class Where(_message.Message):
         call: Global___Call | None = ...,
         calls: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         handles_s: _builtins.int | None = ...,
+        world_size: _builtins.int = ...,
+        world_rank: _builtins.int = ...,
+        busy_besides: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_handles_s", b"_handles_s", "call", b"call", "handles_s", b"handles_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_handles_s", b"_handles_s", "call", b"call", "calls", b"calls", "collective", b"collective", "handles_s", b"handles_s", "line", b"line", "run_id", b"run_id", "running_s", b"running_s", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_handles_s", b"_handles_s", "busy_besides", b"busy_besides", "call", b"call", "calls", b"calls", "collective", b"collective", "handles_s", b"handles_s", "line", b"line", "run_id", b"run_id", "running_s", b"running_s", "state", b"state", "world_rank", b"world_rank", "world_size", b"world_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__handles_s: _TypeAlias = _typing.Literal["handles_s"]  # noqa: Y015
     _WhichOneofArgType__handles_s: _TypeAlias = _typing.Literal["_handles_s", b"_handles_s"]  # noqa: Y015

@@ -27,7 +27,7 @@ from monarch_nb.proto import files_pb2 as monarch__nb_dot_proto_dot_files__pb2
 from monarch_nb.proto import run_pb2 as monarch__nb_dot_proto_dot_run__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cmonarch_nb/proto/state.proto\x12\rmonarch_nb.v1\x1a monarch_nb/proto/allocator.proto\x1a\x1cmonarch_nb/proto/files.proto\x1a\x1amonarch_nb/proto/run.proto\"D\n\x0fProcessIdentity\x12\x0b\n\x03pid\x18\x01 \x01(\r\x12\x13\n\x0bstart_ticks\x18\x02 \x01(\x04\x12\x0f\n\x07\x62oot_id\x18\x03 \x01(\t\"o\n\x0eTemplateRecord\x12\x0b\n\x03key\x18\x01 \x01(\t\x12/\n\x07process\x18\x02 \x01(\x0b\x32\x1e.monarch_nb.v1.ProcessIdentity\x12\x0e\n\x06python\x18\x03 \x01(\t\x12\x0f\n\x07preload\x18\x04 \x03(\t\"\x86\x03\n\x0bLeaseRecord\x12.\n\x07request\x18\x01 \x01(\x0b\x32\x1d.monarch_nb.v1.ReserveRequest\x12\x13\n\x0bgpu_indices\x18\x02 \x03(\r\x12\x11\n\tconfirmed\x18\x03 \x01(\x08\x12+\n\x06limits\x18\x04 \x01(\x0b\x32\x1b.monarch_nb.v1.LimitsRecord\x12\"\n\x05nodes\x18\x05 \x03(\x0b\x32\x13.monarch_nb.v1.Peer\x12.\n\x05\x66iles\x18\x06 \x01(\x0b\x32\x1f.monarch_nb.v1.ReservationFiles\x12\x36\n\x06shares\x18\x07 \x03(\x0b\x32&.monarch_nb.v1.LeaseRecord.SharesEntry\x12\x10\n\x08revision\x18\x08 \x01(\r\x12\x0f\n\x07\x61\x63\x63ount\x18\t \x01(\t\x1a\x43\n\x0bSharesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12#\n\x05value\x18\x02 \x01(\x0e\x32\x14.monarch_nb.v1.Right:\x02\x38\x01\"d\n\x0cLimitsRecord\x12\x0e\n\x06time_s\x18\x01 \x01(\x01\x12\x0e\n\x06idle_s\x18\x02 \x01(\x01\x12\x13\n\x0b\x63onfirmed_s\x18\x03 \x01(\x01\x12\x0e\n\x06used_s\x18\x04 \x01(\x01\x12\x0f\n\x07\x62oot_id\x18\x05 \x01(\t\"\x81\x02\n\nMeshRecord\x12)\n\x04spec\x18\x01 \x01(\x0b\x32\x1b.monarch_nb.v1.SpawnRequest\x12-\n\x05store\x18\x02 \x01(\x0b\x32\x1e.monarch_nb.v1.ProcessIdentity\x12\x13\n\x0bstore_moves\x18\x05 \x01(\r\x12\x12\n\nstore_node\x18\x06 \x01(\t\x12\x1b\n\x0enext_node_rank\x18\x07 \x01(\rH\x00\x88\x01\x01\x12\x0c\n\x04\x65nds\x18\x08 \x01(\t\x12&\n\x05saves\x18\x14 \x01(\x0b\x32\x17.monarch_nb.v1.ArmSavesB\x11\n\x0f_next_node_rankJ\x04\x08\x03\x10\x04J\x04\x08\x04\x10\x05\"\xdd\x01\n\nRankRecord\x12\x0f\n\x07mesh_id\x18\x01 \x01(\t\x12\x0c\n\x04rank\x18\x02 \x01(\r\x12/\n\x07process\x18\x03 \x01(\x0b\x32\x1e.monarch_nb.v1.ProcessIdentity\x12\x13\n\x0bincarnation\x18\x04 \x01(\r\x12\x13\n\x0bgpu_indices\x18\x05 \x03(\r\x12#\n\x05\x64\x65\x61th\x18\x06 \x01(\x0b\x32\x14.monarch_nb.v1.Death\x12\r\n\x05token\x18\x07 \x01(\t\x12\x11\n\tscript_of\x18\x08 \x01(\t\x12\x0e\n\x06\x63group\x18\t \x01(\t\"\xac\x01\n\tRunRecord\x12%\n\x06submit\x18\x01 \x01(\x0b\x32\x15.monarch_nb.v1.Submit\x12*\n\x07results\x18\x02 \x03(\x0b\x32\x19.monarch_nb.v1.RankResult\x12\x11\n\tcollected\x18\x03 \x01(\x08\x12\x14\n\x0csubmitted_at\x18\x04 \x01(\x01\x12\x0f\n\x07started\x18\x05 \x03(\r\x12\x12\n\nstarted_at\x18\x06 \x01(\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cmonarch_nb/proto/state.proto\x12\rmonarch_nb.v1\x1a monarch_nb/proto/allocator.proto\x1a\x1cmonarch_nb/proto/files.proto\x1a\x1amonarch_nb/proto/run.proto\"D\n\x0fProcessIdentity\x12\x0b\n\x03pid\x18\x01 \x01(\r\x12\x13\n\x0bstart_ticks\x18\x02 \x01(\x04\x12\x0f\n\x07\x62oot_id\x18\x03 \x01(\t\"o\n\x0eTemplateRecord\x12\x0b\n\x03key\x18\x01 \x01(\t\x12/\n\x07process\x18\x02 \x01(\x0b\x32\x1e.monarch_nb.v1.ProcessIdentity\x12\x0e\n\x06python\x18\x03 \x01(\t\x12\x0f\n\x07preload\x18\x04 \x03(\t\"\xf5\x02\n\x0bLeaseRecord\x12.\n\x07request\x18\x01 \x01(\x0b\x32\x1d.monarch_nb.v1.ReserveRequest\x12\x13\n\x0bgpu_indices\x18\x02 \x03(\r\x12\x11\n\tconfirmed\x18\x03 \x01(\x08\x12+\n\x06limits\x18\x04 \x01(\x0b\x32\x1b.monarch_nb.v1.LimitsRecord\x12\"\n\x05nodes\x18\x05 \x03(\x0b\x32\x13.monarch_nb.v1.Peer\x12.\n\x05\x66iles\x18\x06 \x01(\x0b\x32\x1f.monarch_nb.v1.ReservationFiles\x12\x36\n\x06shares\x18\x07 \x03(\x0b\x32&.monarch_nb.v1.LeaseRecord.SharesEntry\x12\x10\n\x08revision\x18\x08 \x01(\r\x1a\x43\n\x0bSharesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12#\n\x05value\x18\x02 \x01(\x0e\x32\x14.monarch_nb.v1.Right:\x02\x38\x01\"d\n\x0cLimitsRecord\x12\x0e\n\x06time_s\x18\x01 \x01(\x01\x12\x0e\n\x06idle_s\x18\x02 \x01(\x01\x12\x13\n\x0b\x63onfirmed_s\x18\x03 \x01(\x01\x12\x0e\n\x06used_s\x18\x04 \x01(\x01\x12\x0f\n\x07\x62oot_id\x18\x05 \x01(\t\"\xc3\x01\n\nMeshRecord\x12)\n\x04spec\x18\x01 \x01(\x0b\x32\x1b.monarch_nb.v1.SpawnRequest\x12-\n\x05store\x18\x02 \x01(\x0b\x32\x1e.monarch_nb.v1.ProcessIdentity\x12\x13\n\x0bstore_moves\x18\x05 \x01(\r\x12\x12\n\nstore_node\x18\x06 \x01(\t\x12&\n\x05saves\x18\x14 \x01(\x0b\x32\x17.monarch_nb.v1.ArmSavesJ\x04\x08\x03\x10\x04J\x04\x08\x04\x10\x05\"\xcd\x01\n\nRankRecord\x12\x0f\n\x07mesh_id\x18\x01 \x01(\t\x12\x0c\n\x04rank\x18\x02 \x01(\r\x12/\n\x07process\x18\x03 \x01(\x0b\x32\x1e.monarch_nb.v1.ProcessIdentity\x12\x13\n\x0bincarnation\x18\x04 \x01(\r\x12\x13\n\x0bgpu_indices\x18\x05 \x03(\r\x12#\n\x05\x64\x65\x61th\x18\x06 \x01(\x0b\x32\x14.monarch_nb.v1.Death\x12\r\n\x05token\x18\x07 \x01(\t\x12\x11\n\tscript_of\x18\x08 \x01(\t\"\xac\x01\n\tRunRecord\x12%\n\x06submit\x18\x01 \x01(\x0b\x32\x15.monarch_nb.v1.Submit\x12*\n\x07results\x18\x02 \x03(\x0b\x32\x19.monarch_nb.v1.RankResult\x12\x11\n\tcollected\x18\x03 \x01(\x08\x12\x14\n\x0csubmitted_at\x18\x04 \x01(\x01\x12\x0f\n\x07started\x18\x05 \x03(\r\x12\x12\n\nstarted_at\x18\x06 \x01(\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -41,15 +41,15 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TEMPLATERECORD']._serialized_start=209
   _globals['_TEMPLATERECORD']._serialized_end=320
   _globals['_LEASERECORD']._serialized_start=323
-  _globals['_LEASERECORD']._serialized_end=713
-  _globals['_LEASERECORD_SHARESENTRY']._serialized_start=646
-  _globals['_LEASERECORD_SHARESENTRY']._serialized_end=713
-  _globals['_LIMITSRECORD']._serialized_start=715
-  _globals['_LIMITSRECORD']._serialized_end=815
-  _globals['_MESHRECORD']._serialized_start=818
-  _globals['_MESHRECORD']._serialized_end=1075
-  _globals['_RANKRECORD']._serialized_start=1078
-  _globals['_RANKRECORD']._serialized_end=1299
-  _globals['_RUNRECORD']._serialized_start=1302
-  _globals['_RUNRECORD']._serialized_end=1474
+  _globals['_LEASERECORD']._serialized_end=696
+  _globals['_LEASERECORD_SHARESENTRY']._serialized_start=629
+  _globals['_LEASERECORD_SHARESENTRY']._serialized_end=696
+  _globals['_LIMITSRECORD']._serialized_start=698
+  _globals['_LIMITSRECORD']._serialized_end=798
+  _globals['_MESHRECORD']._serialized_start=801
+  _globals['_MESHRECORD']._serialized_end=996
+  _globals['_RANKRECORD']._serialized_start=999
+  _globals['_RANKRECORD']._serialized_end=1204
+  _globals['_RUNRECORD']._serialized_start=1207
+  _globals['_RUNRECORD']._serialized_end=1379
 # @@protoc_insertion_point(module_scope)

@@ -111,12 +111,9 @@ class LeaseRecord(_message.Message):
     FILES_FIELD_NUMBER: _builtins.int
     SHARES_FIELD_NUMBER: _builtins.int
     REVISION_FIELD_NUMBER: _builtins.int
-    ACCOUNT_FIELD_NUMBER: _builtins.int
     confirmed: _builtins.bool
     revision: _builtins.int
     """ChangeMembersRequest.revision"""
-    account: _builtins.str
-    """of a gateway: as which its room runs"""
     @_builtins.property
     def request(self) -> _allocator_pb2.ReserveRequest: ...
     @_builtins.property
@@ -144,11 +141,10 @@ class LeaseRecord(_message.Message):
         files: _files_pb2.ReservationFiles | None = ...,
         shares: _abc.Mapping[_builtins.str, _allocator_pb2.Right.ValueType] | None = ...,
         revision: _builtins.int = ...,
-        account: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["files", b"files", "limits", b"limits", "request", b"request"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["account", b"account", "confirmed", b"confirmed", "files", b"files", "gpu_indices", b"gpu_indices", "limits", b"limits", "nodes", b"nodes", "request", b"request", "revision", b"revision", "shares", b"shares"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["confirmed", b"confirmed", "files", b"files", "gpu_indices", b"gpu_indices", "limits", b"limits", "nodes", b"nodes", "request", b"request", "revision", b"revision", "shares", b"shares"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -197,18 +193,10 @@ class MeshRecord(_message.Message):
     STORE_FIELD_NUMBER: _builtins.int
     STORE_MOVES_FIELD_NUMBER: _builtins.int
     STORE_NODE_FIELD_NUMBER: _builtins.int
-    NEXT_NODE_RANK_FIELD_NUMBER: _builtins.int
-    ENDS_FIELD_NUMBER: _builtins.int
     SAVES_FIELD_NUMBER: _builtins.int
     store_moves: _builtins.int
     """see StorePlace"""
     store_node: _builtins.str
-    next_node_rank: _builtins.int
-    """It is over other nodes than when its ranks here were started: these are to start anew, as those of the node with
-    this number.
-    """
-    ends: _builtins.str
-    """why what they run ends then"""
     @_builtins.property
     def spec(self) -> _allocator_pb2.SpawnRequest:
         """its `master_host` and `master_port` are where the store is now"""
@@ -226,17 +214,13 @@ class MeshRecord(_message.Message):
         store: Global___ProcessIdentity | None = ...,
         store_moves: _builtins.int = ...,
         store_node: _builtins.str = ...,
-        next_node_rank: _builtins.int | None = ...,
-        ends: _builtins.str = ...,
         saves: _run_pb2.ArmSaves | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_next_node_rank", b"_next_node_rank", "next_node_rank", b"next_node_rank", "saves", b"saves", "spec", b"spec", "store", b"store"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["saves", b"saves", "spec", b"spec", "store", b"store"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_next_node_rank", b"_next_node_rank", "ends", b"ends", "next_node_rank", b"next_node_rank", "saves", b"saves", "spec", b"spec", "store", b"store", "store_moves", b"store_moves", "store_node", b"store_node"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["saves", b"saves", "spec", b"spec", "store", b"store", "store_moves", b"store_moves", "store_node", b"store_node"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__next_node_rank: _TypeAlias = _typing.Literal["next_node_rank"]  # noqa: Y015
-    _WhichOneofArgType__next_node_rank: _TypeAlias = _typing.Literal["_next_node_rank", b"_next_node_rank"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__next_node_rank) -> _WhichOneofReturnType__next_node_rank | None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___MeshRecord: _TypeAlias = MeshRecord  # noqa: Y015
 
@@ -252,7 +236,6 @@ class RankRecord(_message.Message):
     DEATH_FIELD_NUMBER: _builtins.int
     TOKEN_FIELD_NUMBER: _builtins.int
     SCRIPT_OF_FIELD_NUMBER: _builtins.int
-    CGROUP_FIELD_NUMBER: _builtins.int
     mesh_id: _builtins.str
     rank: _builtins.int
     incarnation: _builtins.int
@@ -260,8 +243,6 @@ class RankRecord(_message.Message):
     """MONARCH_NB_RANK_TOKEN of the rank and its descendants"""
     script_of: _builtins.str
     """of a process that executes a script: the mesh; `mesh_id` is the run's id then"""
-    cgroup: _builtins.str
-    """of its reservation; "" where it has none"""
     @_builtins.property
     def process(self) -> Global___ProcessIdentity: ...
     @_builtins.property
@@ -279,11 +260,10 @@ class RankRecord(_message.Message):
         death: _run_pb2.Death | None = ...,
         token: _builtins.str = ...,
         script_of: _builtins.str = ...,
-        cgroup: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["death", b"death", "process", b"process"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cgroup", b"cgroup", "death", b"death", "gpu_indices", b"gpu_indices", "incarnation", b"incarnation", "mesh_id", b"mesh_id", "process", b"process", "rank", b"rank", "script_of", b"script_of", "token", b"token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["death", b"death", "gpu_indices", b"gpu_indices", "incarnation", b"incarnation", "mesh_id", b"mesh_id", "process", b"process", "rank", b"rank", "script_of", b"script_of", "token", b"token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -123,7 +123,6 @@ class RankSpec(_message.Message):
     GPU_LOCKS_FIELD_NUMBER: _builtins.int
     STORE_NOTE_FIELD_NUMBER: _builtins.int
     PYTHON_FIELD_NUMBER: _builtins.int
-    CGROUP_FIELD_NUMBER: _builtins.int
     mesh_id: _builtins.str
     rank: _builtins.int
     directory: _builtins.str
@@ -148,8 +147,6 @@ class RankSpec(_message.Message):
     """says where the mesh's store is, once it has moved: "HOST PORT" """
     python: _builtins.str
     """as the mesh was started with; "" for the node's own"""
-    cgroup: _builtins.str
-    """of the reservation, which it joins before anything else; "": it stays where its template is"""
     @_builtins.property
     def environment(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """The whole environment of the rank (torchrun's variables included)."""
@@ -177,11 +174,10 @@ class RankSpec(_message.Message):
         gpu_locks: _abc.Iterable[_builtins.str] | None = ...,
         store_note: _builtins.str = ...,
         python: _builtins.str = ...,
-        cgroup: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blob_directory", b"blob_directory", "cgroup", b"cgroup", "directory", b"directory", "environment", b"environment", "for_script", b"for_script", "gpu_locks", b"gpu_locks", "log_directory", b"log_directory", "mail_directory", b"mail_directory", "mesh_id", b"mesh_id", "node", b"node", "process", b"process", "python", b"python", "rank", b"rank", "socket", b"socket", "stacks_file", b"stacks_file", "store_note", b"store_note", "workspace", b"workspace"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blob_directory", b"blob_directory", "directory", b"directory", "environment", b"environment", "for_script", b"for_script", "gpu_locks", b"gpu_locks", "log_directory", b"log_directory", "mail_directory", b"mail_directory", "mesh_id", b"mesh_id", "node", b"node", "process", b"process", "python", b"python", "rank", b"rank", "socket", b"socket", "stacks_file", b"stacks_file", "store_note", b"store_note", "workspace", b"workspace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -628,18 +624,22 @@ class InterruptRun(_message.Message):
 
     RUN_ID_FIELD_NUMBER: _builtins.int
     BY_FIELD_NUMBER: _builtins.int
+    WHENCE_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     by: _builtins.str
     """who wants that, when it is not who submitted the run"""
+    whence: _builtins.str
+    """see Cancel"""
     def __init__(
         self,
         *,
         run_id: _builtins.str = ...,
         by: _builtins.str = ...,
+        whence: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["by", b"by", "run_id", b"run_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["by", b"by", "run_id", b"run_id", "whence", b"whence"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

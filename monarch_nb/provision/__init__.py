@@ -1,7 +1,6 @@
 """Ways to obtain nodes: one file each, found by the entry points of the group `monarch_nb.provisioners`.
 
-jobs       nodes that an engine is asked for: a pool for each job, found again, priced, ended
-waiting    until the nodes of a job serve
+jobs       nodes that an engine is asked for: a pool for each job, awaited, found again, priced, ended
 slurm      an engine: jobs of Slurm
 lsf        an engine: jobs of LSF
 lightning  an engine: jobs of Lightning AI
@@ -10,10 +9,9 @@ ssh        an engine: hosts that ssh reaches
 remote     what is done on these
 kubernetes pods of a Kubernetes cluster: the launcher, what it asks for, and how it asks
 ray        nodes of a Ray cluster: the launcher, the process that asks Ray for it, and what runs on Ray's nodes
-commands   schedulers that are asked by their commands
-helpers    processes that talk to engines for a kernel
+helpers    how engines are asked: by their commands, or by processes that talk to them for a kernel
 launchers  what every engine can do
-known      which pools there are by name, and what is said of a name that is none
+known      which pools there are by name; what a local one is, and what it would become
 local      nodes of this machine: started, given another shape, ended
 hosts      allocators that run on other machines: found, never started
 daemons    allocators as daemons: detached, awaited, asked and ended
@@ -22,14 +20,14 @@ daemons    allocators as daemons: detached, awaited, asked and ended
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from monarch_nb.config import DEFAULT_POOL
+from monarch_nb.config import DEFAULT_POOL, NodePaths
 from monarch_nb.errors import UsageError
 from monarch_nb.trust.pools import is_pool
 
@@ -69,6 +67,11 @@ class Node:
         """Whether the node's allocator lives, as far as can be seen without asking it."""
         return self.pid is not None
 
+    @property
+    def has_died(self) -> bool:
+        """Whether its allocator died; one that is being started for the first time has not."""
+        return not self.alive and NodePaths(self.directory).facts.exists()
+
 
 OptionKind = Literal["integer", "text", "choice", "boolean"]
 
@@ -97,7 +100,7 @@ class Option:
 
 
 class Provisioner(Protocol):
-    """What obtains nodes, and gives them back. Every call is idempotent."""
+    """What obtains nodes, and gives them back. Every call is idempotent. As it is here, people start and end nodes."""
 
     title: str
     """What its pools are called: "local pool"."""
@@ -105,6 +108,7 @@ class Provisioner(Protocol):
     def options(self, *, pool: str = DEFAULT_POOL) -> list[Option]:
         """Return what `up` can be asked for, in the order in which a form shows it; at first it has what the pool is
         already, if there is one."""
+        return []
 
     def up(
         self,
@@ -123,14 +127,17 @@ class Provisioner(Protocol):
         self, nodes: int, procs: int, gpus: int, *, pool: str = DEFAULT_POOL, progress: Progress | None = None
     ) -> AbstractContextManager[None]:
         """Have room for a reservation, if that takes nothing from anybody; it is kept for the block."""
+        return nullcontext()
 
     def steady(self, *, pool: str = DEFAULT_POOL, progress: Progress | None = None) -> AbstractContextManager[None]:
         """Have nodes stay for the block, also those that hold nothing."""
+        return nullcontext()
 
     def prospect(
         self, nodes: int, procs: int, described: Sequence[pb.DescribeReply], *, pool: str = DEFAULT_POOL
     ) -> str:
         """Return what `room` would make of the pool, going by what nodes say; empty when it would change nothing."""
+        return ""
 
     def revive(self, *, pool: str = DEFAULT_POOL, progress: Progress | None = None) -> None:
         """Have what runs on nodes be served again whose allocators died, as far as they can be started from here."""

@@ -219,19 +219,23 @@ def describe(address: str, timeout_s: float = patience(10.0), identity: Identity
     return cast(pb.DescribeReply, _call(address, "Describe", request, timeout_s, identity))
 
 
-def usage(
-    address: str, since: float, identity: Identity | None, timeout_s: float, *, standings: bool = False
-) -> pb.UsageReply:
-    """Ask an allocator who holds and has held what there. Arguments as of UsageRequest; errors as of `describe`."""
-    request = pb.UsageRequest(since=since, standings=standings)
+def usage(address: str, identity: Identity | None, timeout_s: float, *, standings: bool) -> pb.UsageReply:
+    """Ask an allocator who holds what there. Arguments as of UsageRequest; errors as of `describe`."""
+    request = pb.UsageRequest(standings=standings)
     return cast(pb.UsageReply, _call(address, "Usage", request, timeout_s, identity))
 
 
-def shut_down(address: str, timeout_s: float = patience(5.0), identity: Identity | None = None) -> bool:
+def shut_down(
+    address: str, timeout_s: float = patience(5.0), identity: Identity | None = None, *, keep_logs: bool = False
+) -> bool:
     """Tell an allocator to end its ranks, its templates and itself; return whether it has answered: else it left before
-    its answer was read, or hangs, and the caller watches its process anyway."""
+    its answer was read, or hangs, and the caller watches its process anyway.
+
+    Args:
+        keep_logs: what meshes printed that have ended stays on the node.
+    """
     try:
-        _call(address, "Shutdown", pb.ShutdownRequest(force=True), timeout_s, identity)
+        _call(address, "Shutdown", pb.ShutdownRequest(force=True, keep_logs=keep_logs), timeout_s, identity)
     except NodeUnreachable:
         return False
     return True

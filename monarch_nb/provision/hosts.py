@@ -5,16 +5,14 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from monarch_nb.config import DEFAULT_POOL, cadence
 from monarch_nb.errors import AccessDenied, PoolError, UsageError
 from monarch_nb.ground.rank_sets import counted
-from monarch_nb.provision import Node, Option, Progress
+from monarch_nb.provision import Node, Progress, Provisioner
 from monarch_nb.provision.remote.tunnels import address_of
 from monarch_nb.trust.heard import read_heard
 from monarch_nb.trust.identity import ADMIN
@@ -23,13 +21,13 @@ from monarch_nb.trust.pools import paths_of, read_all_hosts
 from monarch_nb.trust.published import published
 
 if TYPE_CHECKING:
-    from monarch_nb.proto import allocator_pb2 as pb
+    pass
 
 DNS_KEPT_S = cadence(5.0)
 """So long an answer of the name server is good."""
 
 
-class HostsProvisioner:
+class HostsProvisioner(Provisioner):
     """The nodes of pools that `monarch-nb pool init` made or `monarch-nb pool join` took in.
 
     Example:
@@ -42,21 +40,7 @@ class HostsProvisioner:
         self._identities: dict[Path, IdentityFile] = {}
         self._resolved: dict[str, tuple[float, list[str]]] = {}
 
-    def options(self, *, pool: str = DEFAULT_POOL) -> list[Option]:
-        """Nothing can be asked for: people start allocators."""
-        return []
-
-    def up(
-        self,
-        nodes: int | None = None,
-        procs: int | None = None,
-        gpus: str | None = None,
-        *,
-        isolate: bool = False,
-        log_limit: str | None = None,
-        pool: str = DEFAULT_POOL,
-        progress: Progress | None = None,
-    ) -> list[Node]:
+    def up(self, *_: object, pool: str = DEFAULT_POOL, **__: object) -> list[Node]:
         """Refuse: nobody starts processes on other people's machines.
 
         Raises:
@@ -66,30 +50,6 @@ class HostsProvisioner:
             f"{pool} is a pool of hosts: on each, run monarch-nb allocator --pool {pool} --listen HOST:7878, and tell "
             f"this computer with monarch-nb pool add {pool} HOST:7878"
         )
-
-    @contextmanager
-    def room(
-        self, nodes: int, procs: int, gpus: int, *, pool: str = DEFAULT_POOL, progress: Progress | None = None
-    ) -> Iterator[None]:
-        """Change nothing: the pool is what it is."""
-        yield
-
-    @contextmanager
-    def steady(self, *, pool: str = DEFAULT_POOL, progress: Progress | None = None) -> Iterator[None]:
-        """Its nodes stay anyway."""
-        yield
-
-    def prospect(
-        self, nodes: int, procs: int, described: Sequence[pb.DescribeReply], *, pool: str = DEFAULT_POOL
-    ) -> str:
-        """Return an empty text: it would stay as it is."""
-        return ""
-
-    def revive(self, *, pool: str = DEFAULT_POOL, progress: Progress | None = None) -> None:
-        """Start nothing: people do."""
-
-    def heal(self, *, pool: str = DEFAULT_POOL, progress: Progress | None = None) -> None:
-        """Likewise."""
 
     def down(self, force: bool = False, *, pool: str = DEFAULT_POOL, progress: Progress | None = None) -> int:
         """End every allocator that answers, with its ranks; return how many there were.

@@ -7,6 +7,7 @@ monarch_nb.provision.jobs: the job's pool and its certificates, waiting, finding
 
 from __future__ import annotations
 
+import argparse
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
-from typing import Literal, Protocol, runtime_checkable
+from typing import Literal, NoReturn, Protocol, runtime_checkable
 
 from monarch_nb.config import DEFAULT_PRELOAD, TrustPaths, gap
 from monarch_nb.errors import PoolError, UsageError
@@ -94,7 +95,6 @@ class Job:
         nodes, procs, gpus, paths, arguments, preload: as in `Ask`.
         served: whether all its nodes have served already. addresses: where these were then.
         price_per_hour: of all its nodes, in US dollars; 0 when the engine does not know.
-        cuts_s: by how much its reservation ends sooner as this job does.
         unwanted: whether it was to be ended, and the engine did not do it.
     """
 
@@ -111,7 +111,6 @@ class Job:
     served: bool = False
     addresses: tuple[str, ...] = ()
     price_per_hour: float = 0.0
-    cuts_s: float = 0.0
     unwanted: bool = False
 
 
@@ -248,6 +247,18 @@ def priced(per_hour: float) -> str:
         '≈ $12.40 an hour'
     """
     return f"≈ ${per_hour:,.2f} an hour" if per_hour else ""
+
+
+class EngineFlags(argparse.ArgumentParser):
+    """Reads what stands after ` -- ` for an engine; what is wrong there is an error of ours."""
+
+    def __init__(self, engine: str) -> None:
+        super().__init__(prog="", add_help=False, allow_abbrev=False)
+        self._engine = engine
+
+    def error(self, message: str) -> NoReturn:
+        known = ", ".join(flag for action in self._actions for flag in action.option_strings)
+        raise UsageError(f"after the -- for {self._engine}: {message}; there are {known}")
 
 
 def flags_of(options: Sequence[Option], values: Mapping[str, object]) -> list[str]:

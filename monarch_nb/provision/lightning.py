@@ -22,14 +22,14 @@ from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 from urllib.parse import urlsplit
 
 from monarch_nb.config import DEFAULT_PORT, TrustPaths, gap, passed_on, patience
 from monarch_nb.errors import CapacityError, MonarchNbError, PoolError, TrustError, UsageError
 from monarch_nb.ground.rank_sets import counted
 from monarch_nb.provision import Option
-from monarch_nb.provision.launchers import Ask, Job, Look, Offer
+from monarch_nb.provision.launchers import Ask, EngineFlags, Job, Look, Offer
 from monarch_nb.trust.private_files import read_private, write_private
 
 LOG_S = patience(10.0)
@@ -189,20 +189,12 @@ def slots_of(machine: str) -> tuple[int, int]:
 
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = _Flags(prog="", add_help=False, allow_abbrev=False)
+    parser = EngineFlags("Lightning")
     for flag in ("--machine", "--studio", "--image", "--cloud"):
         parser.add_argument(flag)
     parser.add_argument("--interruptible", action="store_true")
     parser.add_argument("--python", default="python")
     return parser.parse_args(list(arguments))
-
-
-class _Flags(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(
-            f"after the -- for Lightning: {message}; there are --machine, --studio, --image, --cloud, --interruptible "
-            "and --python"
-        )
 
 
 def _machines(kind: Any) -> dict[str, Any]:

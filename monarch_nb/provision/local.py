@@ -12,7 +12,8 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,7 @@ from monarch_nb.config import (
     DEFAULT_POOL,
     DEFAULT_PRELOAD,
     LOG_LIMIT_VARIABLE,
+    POOL_READY,
     NodePaths,
     cadence,
     gap,
@@ -33,8 +35,18 @@ from monarch_nb.ground.cpus import usable_cpus
 from monarch_nb.ground.interrupting import at_waits, pause
 from monarch_nb.ground.rank_sets import counted, listed
 from monarch_nb.provision import MOST_NODES, MOST_PROCS, Node, Option, Progress
-from monarch_nb.provision.known import SHAPE_FILE, check_known, why_no_local_pool
+from monarch_nb.provision.known import (
+    PoolShape,
+    change_for,
+    check_known,
+    read_shape,
+    too_much,
+    wanted_shape,
+    why_no_local_pool,
+    write_shape,
+)
 from monarch_nb.sizes import bytes_of
+from monarch_nb.times import duration
 
 if TYPE_CHECKING:
     from monarch_nb.proto import allocator_pb2 as pb
@@ -62,30 +74,6 @@ WARM_TIMEOUT_S = patience(180.0)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,31}")
 
 
-@dataclass(frozen=True)
-class PoolShape:
-    """What every node of a local pool is.
-
-    Attributes:
-        procs: CPU slots of each node.
-        gpus: "all" or "none": whether the first node owns this machine's GPUs.
-        isolate: every node has copies of the notebook's files instead of the files themselves.
-        log_limit: how much of what ranks print each node keeps; "" for the default.
-        by_itself: reservations have made it what it is, not `up`: they may add nodes while others hold some.
-    """
-
-    procs: int
-    gpus: str
-    isolate: bool = False
-    log_limit: str = ""
-    by_itself: bool = field(default=False, compare=False)
-
-    def __str__(self) -> str:
-        text = counted(self.procs, "proc") + (", no GPUs" if self.gpus == "none" else "")
-        text += ", isolated" if self.isolate else ""
-        return text + (f", log limit {self.log_limit}" if self.log_limit else "")
-
-
 class LocalProvisioner:
     """Starts and ends the allocators of the local pool. Every call is idempotent.
 
@@ -102,7 +90,7 @@ class LocalProvisioner:
             return []
         cores = usable_cpus()
         nodes = len(self.nodes(pool=pool)) or 1
-        shape = _read_shape(_checked_directory(pool)) or PoolShape(cores, "all")
+        shape = read_shape(_checked_directory(pool)) or PoolShape(cores, "all")
         gpus = (("all", "all of this machine's"), ("none", "none"))
         return [
             Option("nodes", "Nodes", "integer", nodes, "on this machine, each with an allocator", 1, MOST_NODES),
@@ -125,7 +113,8 @@ class LocalProvisioner:
         """Have `nodes` nodes; return when the template process of each is warm.
 
         The same shape again returns at once, more nodes are added, and a node whose allocator died is started again in
-        its directory, where it adopts its ranks.
+        its directory, where it adopts its ranks. A pool that holds nothing is made anew where that takes another shape,
+        or fewer nodes.
 
         Args:
             nodes: None for as many as there are, else one.
@@ -139,16 +128,22 @@ class LocalProvisioner:
 
         Raises:
             UsageError: a number or a name that makes no sense.
-            PoolError: this machine can have no local pool, the pool is up with another shape, or an allocator did not
-                start (its last log lines are told).
+            PoolError: this machine can have no local pool, the pool has another shape and holds something, or an
+                allocator did not start (its last log lines are told).
         """
         _check_request(nodes, procs, gpus, log_limit)
         say = progress or _silent
         directory = _checked_directory(pool)
         with _exclusive(say):
+            (directory / _HEALINGS).unlink(missing_ok=True)  # whoever asks for it has seen what kills them
             before = self.nodes(pool=pool)
-            shape = _agree_on_shape(directory, before, nodes, procs, gpus, isolate, log_limit)
-            _have(directory, before, max(nodes or 1, len(before)), shape, say)
+            now = read_shape(directory) if before else None
+            wanted, count = wanted_shape(now, procs, gpus, isolate, log_limit), nodes or len(before) or 1
+            if before and (wanted != now or count < len(before)):
+                with _locked(directory, fcntl.LOCK_EX, say, "others are reserving"):
+                    _reshape(directory, before, count, wanted, say)
+            else:
+                _have(directory, before, count, wanted, say)
             return self.nodes(pool=pool)
 
     @contextmanager
@@ -190,10 +185,10 @@ class LocalProvisioner:
                 else:
                     asked = f"{counted(nodes, 'node')} × {counted(procs or gpus, 'proc' if procs else 'gpu')}"
                     say(f"no pool is up: starting a local one, {asked}")
-                    shape = _agree_on_shape(directory, before, nodes, procs or None, None, isolate=False)
+                    shape = wanted_shape(None, procs or None, None, isolate=False, log_limit=None)
                     began = time.monotonic()
                     _have(directory, before, nodes, replace(shape, by_itself=True), say)
-                    say(f"local pool ready in {time.monotonic() - began:.1f} s")
+                    say(f"{POOL_READY} in {time.monotonic() - began:.1f} s")
                 yield
 
     @contextmanager
@@ -216,12 +211,15 @@ class LocalProvisioner:
             >>> provisioner().prospect(2, 8, described)  # doctest: +SKIP
             '2 nodes × 8 procs'
         """
-        shape = _read_shape(_checked_directory(pool))
-        change = change_for(nodes, procs, described, by_itself=shape is not None and shape.by_itself)
+        shape = read_shape(_checked_directory(pool))
+        change = change_for(
+            nodes, procs, described, by_itself=shape is not None and shape.by_itself, cores=usable_cpus()
+        )
         return str(change or "")
 
     def revive(self, *, pool: str = DEFAULT_POOL, progress: Progress | None = None) -> None:
-        """Start the allocators again that died; return when they serve. They adopt the ranks that live.
+        """Start the allocators again that died, however often, for somebody who ends what their ranks hold; return when
+        they serve. They adopt the ranks that live.
 
         Args:
             pool: its name.
@@ -250,14 +248,14 @@ class LocalProvisioner:
         try:
             with _exclusive(say, HEALING_WAIT_S):
                 directory, lost = _checked_directory(pool), _lost(self.nodes(pool=pool))
-                if lost and _may_heal(directory):
+                if lost and _may_heal(directory, lost[0], say):
                     _revive(directory, lost, say)
         except (PoolError, OSError) as error:
             say(str(error))
 
     def down(self, force: bool = False, *, pool: str = DEFAULT_POOL, progress: Progress | None = None) -> int:
-        """End every node with all its ranks and remove its files; return how many nodes there were. What ranks wrote
-        into their copies of a notebook's files is kept, and `progress` told where.
+        """End every node with all its ranks and remove its files, also what ranks printed; return how many nodes there
+        were. What ranks wrote into their copies of a notebook's files is kept, and `progress` told where.
 
         Args:
             force: also when reservations are held.
@@ -280,7 +278,7 @@ class LocalProvisioner:
                 stack.enter_context(_locked(directory, fcntl.LOCK_EX, say, "others are reserving"))
                 _refuse_if_held(nodes)
             if nodes:
-                say(f"ending {counted(len(nodes), 'node')}")
+                say(f"ending {counted(len(nodes), 'node')}, with what ranks printed there")
             _end(nodes, say)
             shutil.rmtree(directory, ignore_errors=True)
             return len(nodes)
@@ -289,38 +287,6 @@ class LocalProvisioner:
         """Return the pool's nodes in order, also those whose allocator died."""
         found = [path for path in _checked_directory(pool).glob("node*") if path.name[4:].isdigit()]
         return [_read_node(path) for path in sorted(found, key=lambda path: int(path.name[4:]))]
-
-
-@dataclass(frozen=True)
-class Change:
-    """What a local pool is to become so that a reservation finds room; as text its shape.
-
-    Attributes:
-        nodes, procs: how many nodes, of how many slots.
-        anew: all nodes are ended first, which hold nothing; else some are added.
-    """
-
-    nodes: int
-    procs: int
-    anew: bool
-
-    def __str__(self) -> str:
-        return f"{counted(self.nodes, 'node')} × {counted(self.procs, 'proc')}"
-
-
-def change_for(nodes: int, procs: int, described: Sequence[pb.DescribeReply], *, by_itself: bool) -> Change | None:
-    """Return how a local pool makes room for so many nodes and slots of each; None when it should not change: they
-    fit, it would take something from somebody, or the pool is as somebody wanted it (not `by_itself`) and in use.
-
-    All its nodes have the same slots. GPUs do not grow: 0 `procs` fit.
-    """
-    missing = nodes - sum(node.procs_free >= procs for node in described)
-    is_idle = not any(node.holders for node in described)
-    if not procs or not described or missing <= 0:
-        return None
-    if procs > described[0].procs:
-        return Change(nodes, procs, anew=True) if is_idle else None
-    return Change(len(described) + missing, described[0].procs, anew=False) if is_idle or by_itself else None
 
 
 def _check_gpus(nodes: int, gpus: int) -> None:
@@ -351,44 +317,6 @@ def _checked_directory(pool: str) -> Path:
     return pool_directory(pool)
 
 
-def _agree_on_shape(
-    directory: Path,
-    before: Sequence[Node],
-    nodes: int | None,
-    procs: int | None,
-    gpus: str | None,
-    isolate: bool,
-    log_limit: str | None = None,
-) -> PoolShape:
-    shape = _read_shape(directory)
-    if shape is None or not before:
-        limit = log_limit or os.environ.get(LOG_LIMIT_VARIABLE, "")
-        return PoolShape(procs or usable_cpus(), gpus or "all", isolate, limit)
-    limit = log_limit or shape.log_limit
-    wanted = PoolShape(procs or shape.procs, gpus or shape.gpus, isolate or shape.isolate, limit)
-    if wanted != shape or (nodes or len(before)) < len(before):
-        raise PoolError(
-            f"the pool {directory.name!r} is up with {counted(len(before), 'node')} × {shape}; to have "
-            f"{counted(nodes or len(before), 'node')} × {wanted}, end it first (monarch-nb down)"
-        )
-    return shape
-
-
-def _read_shape(directory: Path) -> PoolShape | None:
-    try:
-        return PoolShape(**json.loads((directory / SHAPE_FILE).read_text()))
-    except FileNotFoundError:
-        return None
-
-
-def _write_shape(directory: Path, shape: PoolShape) -> None:
-    if _read_shape(directory) == shape:
-        return  # there may be no room to write it again, and allocators are to come back on a full disk, too
-    partial = directory / f"{SHAPE_FILE}.partial"
-    partial.write_text(json.dumps(asdict(shape)))
-    partial.replace(directory / SHAPE_FILE)
-
-
 def _read_node(directory: Path) -> Node:
     from monarch_nb.allocator.supervision.processes import is_alive
     from monarch_nb.proto.state_pb2 import ProcessIdentity
@@ -410,8 +338,11 @@ def _have(directory: Path, before: Sequence[Node], count: int, shape: PoolShape,
     if missing:
         if died := [node.node_id for node in before if not node.alive]:
             say(_died(died))
-        say(f"starting {counted(len(missing), 'local node')} × {shape}")
-        _write_shape(private_directory(directory), shape)
+        if much := too_much(count, shape.procs, usable_cpus()):
+            say(much)
+        imported = "".join(f", importing {name}" for name in DEFAULT_PRELOAD if name)
+        say(f"starting {counted(len(missing), 'local node')} × {shape}{imported}")
+        write_shape(private_directory(directory), shape)
         _start(directory, missing, shape, say, until_warm=True)
 
 
@@ -427,43 +358,52 @@ def _revive(directory: Path, nodes: Sequence[Node], say: Progress) -> bool:
     dead = [node.node_id for node in nodes if not node.alive]
     if dead:
         say(_died(dead))
-        shape = _read_shape(directory) or PoolShape(1, "none")
+        shape = read_shape(directory) or PoolShape(1, "none")
         _start(directory, dead, shape, say, until_warm=False, as_before=True)
     return bool(dead)
 
 
 def _lost(nodes: Iterable[Node]) -> list[Node]:
-    """Return the nodes whose allocators died; those of others are being started for the first time."""
-    return [node for node in nodes if not node.alive and NodePaths(node.directory).facts.exists()]
+    """Return the nodes whose allocators died."""
+    return [node for node in nodes if node.has_died]
 
 
-def _may_heal(directory: Path) -> bool:
-    """Return whether allocators may be started again once more, and note that they are. Where there is no room for the
-    note, somebody has to ask."""
+def _may_heal(directory: Path, lost: Node, say: Progress) -> bool:
+    """Return whether allocators may be started again once more, and note that they are; the first time that they may
+    not is noted, too, and said. Where there is no room for the note, somebody has to ask."""
     note, now = directory / _HEALINGS, time.time()
     times: list[float] = []
     with suppress(FileNotFoundError, ValueError):
         times = [float(each) for each in note.read_text().split()]
     recent = [each for each in times if 0 <= now - each < HEALINGS_WITHIN_S]
-    if len(recent) >= MOST_HEALINGS:
+    if len(recent) > MOST_HEALINGS:
         return False
     with suppress(OSError):
         partial = note.with_suffix(".partial")
         partial.write_text("\n".join(map(str, [*recent, now])))
         partial.replace(note)
-        return True
+        if len(recent) < MOST_HEALINGS:
+            return True
+        log = NodePaths(lost.directory).allocator_log
+        say(
+            f"{lost.node_id}: allocators of this pool died more than {MOST_HEALINGS} times in "
+            f"{duration(HEALINGS_WITHIN_S)}, and are not started by themselves now. See {log} and the kernel's log "
+            "(dmesg); monarch-nb up starts them"
+        )
     return False
 
 
 def _make_room(directory: Path, before: Sequence[Node], nodes: int, procs: int, say: Progress) -> None:
     from monarch_nb.provision.daemons import describe
 
-    shape = _read_shape(directory)
+    shape = read_shape(directory)
     try:
         described = [describe(node.address) for node in before]
     except NodeUnreachable:  # nobody knows what it holds
         return
-    if shape is None or not (change := change_for(nodes, procs, described, by_itself=shape.by_itself)):
+    if shape is None or not (
+        change := change_for(nodes, procs, described, by_itself=shape.by_itself, cores=usable_cpus())
+    ):
         return
     shape = replace(shape, procs=change.procs, by_itself=True)
     if change.anew:
@@ -475,15 +415,37 @@ def _make_room(directory: Path, before: Sequence[Node], nodes: int, procs: int, 
         say(f"the local pool has grown: now {change}")
 
 
+def _reshape(directory: Path, before: Sequence[Node], count: int, shape: PoolShape, say: Progress) -> None:
+    """Make a pool anew that holds nothing, as somebody wants it.
+
+    Raises:
+        PoolError: it holds something.
+    """
+    now = f"{counted(len(before), 'node')} × {read_shape(directory)}"
+    wanted = f"{counted(count, 'node')} × {shape}"
+    if _revive(directory, before, say):
+        before = [_read_node(node.directory) for node in before]
+    if holders := _holders(before):
+        raise PoolError(
+            f"the pool {directory.name!r} is up with {now}, and held by {', '.join(holders)}: release first "
+            f"(monarch-nb release NAME), and it can become {wanted}"
+        )
+    say(f"the pool {directory.name!r} holds nothing: {now} become {wanted}")
+    _make_anew(directory, before, count, shape, say)
+
+
 def _make_anew(directory: Path, before: Sequence[Node], count: int, shape: PoolShape, say: Progress) -> None:
-    """End all nodes and start others. Ctrl-C waits while there are none; then they go on to start without us."""
+    """End all nodes and start others, which get their logs. Ctrl-C waits while there are none; then they go on to start
+    without us."""
     node_ids = [f"node{index}" for index in range(count)]
+    if much := too_much(count, shape.procs, usable_cpus()):
+        say(much)
     try:
         with at_waits():
-            _end(before, say)
-            for node in before:
-                shutil.rmtree(node.directory, ignore_errors=True)
-            _write_shape(directory, shape)
+            _end(before, say, keep_logs=True)
+            for index, node in enumerate(before):
+                _pass_on_logs(node, directory / node_ids[index % count])
+            write_shape(directory, shape)
     except KeyboardInterrupt:
         _start(directory, node_ids, shape, say, until_warm=False)
         raise
@@ -492,7 +454,7 @@ def _make_anew(directory: Path, before: Sequence[Node], count: int, shape: PoolS
 
 def _start(
     directory: Path,
-    node_ids: Iterable[str],
+    node_ids: Sequence[str],
     shape: PoolShape,
     say: Progress,
     *,
@@ -525,6 +487,7 @@ def _start(
         )
 
     starting: list[Starting] = []
+    new = [node_id for node_id in node_ids if not NodePaths(directory / node_id).facts.exists()]
     with ExitStack() as stack:
         try:
             with at_waits():  # all of them, or a pool would be half there
@@ -535,27 +498,49 @@ def _start(
             if until_warm:
                 wait_for_lines(starting, 2, began + WARM_TIMEOUT_S, came)
         except KeyboardInterrupt:
-            say("interrupted: the nodes go on without us (monarch-nb down ends them)")
-            # Let them get to where the next `up` or `down` finds them.
+            say(
+                f"interrupted: ending the {counted(len(new), 'node')} that {'was' if len(new) == 1 else 'were'} started"
+            )
+            # Let them get to where they can be told; others have ranks to adopt, and go on.
             wait_for_lines(starting, 1, time.monotonic() + SERVE_TIMEOUT_S)
+            _take_away(directory, new, say)
             raise
 
 
-def _refuse_if_held(nodes: Iterable[Node]) -> None:
+def _take_away(directory: Path, node_ids: Iterable[str], say: Progress) -> None:
+    """End new nodes, but those that somebody holds already; the pool is as it was before them."""
     from monarch_nb.provision.daemons import describe
 
-    holders = {
-        f"{holder.reservation} ({holder.owner})": None for node in nodes for holder in describe(node.address).holders
-    }
-    if holders:
+    nodes = [node for node in map(_read_node, map(directory.joinpath, node_ids)) if node.alive]
+    idle = [node for node in nodes if not describe(node.address).holders]
+    _end(idle, say)
+    for node in idle:
+        shutil.rmtree(node.directory, ignore_errors=True)
+    if not list(directory.glob("node*")):
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _holders(nodes: Iterable[Node]) -> list[str]:
+    from monarch_nb.provision.daemons import describe
+
+    holders = (holder for node in nodes for holder in describe(node.address).holders)
+    return list(dict.fromkeys(f"{holder.reservation} ({holder.owner})" for holder in holders))
+
+
+def _refuse_if_held(nodes: Iterable[Node]) -> None:
+    if holders := _holders(nodes):
         raise PoolError(
             f"held by {', '.join(holders)}: release first (monarch-nb release NAME), or end everything with "
             "monarch-nb down --force"
         )
 
 
-def _end(nodes: Sequence[Node], say: Progress) -> None:
-    """End nodes; what ranks wrote into their copies of a notebook's files is kept."""
+def _end(nodes: Sequence[Node], say: Progress, *, keep_logs: bool = False) -> None:
+    """End nodes; what ranks wrote into their copies of a notebook's files is kept.
+
+    Args:
+        keep_logs: leave what meshes printed that have ended in the nodes' directories.
+    """
     from monarch_nb.allocator.supervision.processes import identify
     from monarch_nb.provision.daemons import Watched, shut_down
 
@@ -568,7 +553,8 @@ def _end(nodes: Sequence[Node], say: Progress) -> None:
             stack.callback(process.close)
             watched.append((node, process))
         with ThreadPoolExecutor(max_workers=16) as threads:
-            answered = list(threads.map(shut_down, [node.address for node, _ in watched]))
+            ask = partial(shut_down, keep_logs=keep_logs)
+            answered = list(threads.map(ask, [node.address for node, _ in watched]))
         stubborn = []
         for (node, process), has_answered in zip(watched, answered, strict=True):
             if has_answered and not process.wait(_QUIET_S):
@@ -581,6 +567,22 @@ def _end(nodes: Sequence[Node], say: Progress) -> None:
         shutil.rmtree(NodePaths(node.directory).sockets, ignore_errors=True)
         for place in _keep(node):
             say(f"kept the files that ranks wrote on {node.node_id}: {place}")
+
+
+def _pass_on_logs(node: Node, successor: Path) -> None:
+    """Remove the directory of a node that has ended; what meshes printed there that have ended is its successor's."""
+    from monarch_nb.allocator.logs.kept import take_over
+
+    logs = NodePaths(node.directory).logs
+    if node.directory != successor:
+        take_over(logs, NodePaths(private_directory(successor)).logs)
+        shutil.rmtree(node.directory, ignore_errors=True)
+        return
+    for path in {*node.directory.glob("*")} - {logs}:
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
 
 
 def _keep(node: Node) -> Iterator[Path]:

@@ -21,8 +21,8 @@ from monarch_nb.config import cadence, patience
 from monarch_nb.errors import CapacityError, PoolError, UsageError
 from monarch_nb.ground.interrupting import pause
 from monarch_nb.provision import Option
-from monarch_nb.provision.commands import Commands, last_said, whole_minutes
 from monarch_nb.provision.daemons import daemon_environment, detach
+from monarch_nb.provision.helpers import Commands, last_said, whole_minutes
 from monarch_nb.provision.launchers import Ask, Job, Look, Offer
 
 START_S = patience(30.0)
@@ -31,32 +31,15 @@ _FIELDS = (
     "jobid stat exec_host time_left runtimelimit estimated_start_time exit_code exit_reason pend_reason delimiter='|'"
 )
 
-_WAITING = {"PEND": "", "PROV": "its hosts boot", "WAIT": "", "PSUSP": "held: bresume lets it go on"}
-_RUNNING = {
-    "RUN": "",
-    "USUSP": "is suspended: bresume lets it go on",
-    "SSUSP": "is suspended by LSF, for other jobs",
-    "UNKWN": "is out of LSF's sight: its first host does not answer",
-}
-_ENDED = {
-    "TERM_OWNER": "was cancelled",
-    "TERM_FORCE_OWNER": "was cancelled",
-    "TERM_ADMIN": "was cancelled by an administrator",
-    "TERM_FORCE_ADMIN": "was cancelled by an administrator",
-    "TERM_PREEMPT": "was preempted",
-    "TERM_RUNLIMIT": "ended: its time was up",
-    "TERM_DEADLINE": "ended at its deadline",
-    "TERM_MEMLIMIT": "ended: out of memory",
-    "TERM_REMOVE_HUNG_JOB": "ended: a host failed",
-    "TERM_ZOMBI": "ended: a host failed",
-}
+_WAITING = {"PEND", "PROV", "WAIT", "PSUSP"}
+_RUNNING = {"RUN", "USUSP", "SSUSP", "UNKWN"}
 _ALLOCATOR_FAILED = re.compile(r"^the allocator of (\S+) has ended \((.+)\)$", re.MULTILINE)
 _LOST_STATES = ("unavail", "unreach")
 _OUR_FLAGS = {
     "-J": "a reservation is one job, and called after it",
-    "-n": "say --nodes and --procs to %mesh, before the --",
-    "-W": "say --time to %mesh, before the --",
-    "-gpu": "say --gpus to %mesh, before the --",
+    "-n": "say --nodes and --procs before the --",
+    "-W": "say --time before the --",
+    "-gpu": "say --gpus before the --",
     **dict.fromkeys(("-o", "-oo", "-e", "-eo", "-i", "-is"), "the job's output is the log of its allocators"),
     **dict.fromkeys(("-I", "-Ip", "-Is", "-K"), "the cell waits for the job, and shows how it stands"),
 }
@@ -287,16 +270,14 @@ def look_of(row: Row) -> Look:
     """Return what a line of bjobs means."""
     name = f"LSF job {row.number}"
     if row.state in _WAITING:
-        reason = _WAITING[row.state] or row.pending_reason or "LSF has not looked at it yet"
         starts = f", starts at about {row.starts}" if row.starts else ""
-        return Look("waiting", f"{name} waits ({reason}){starts}")
+        return Look("waiting", f"{name} waits ({row.pending_reason or row.state}){starts}")
     if row.state in _RUNNING:
         ends_at = time.time() + row.left_s if row.left_s else 0.0
-        return Look("running", f"{name} runs on {', '.join(row.hosts)}", _RUNNING[row.state], ends_at=ends_at)
-    word = row.exit_reason.partition(":")[0]
-    what = _ENDED.get(word, "has ended" if row.state == "DONE" else "failed")
+        trouble = f"is {row.state}, as LSF says" if row.state != "RUN" else ""
+        return Look("running", f"{name} runs on {', '.join(row.hosts)}", trouble, ends_at=ends_at)
     known = row.exit_reason or (f"exit code {row.exit_code}" if row.state != "DONE" and row.exit_code else "")
-    why = f"{what} ({known})" if known else what
+    why = f"has ended ({known})" if known else "has ended"
     return Look("ended", f"{name} {why}", why)
 
 

@@ -22,8 +22,8 @@ from monarch_nb.config import TrustPaths, cadence, patience
 from monarch_nb.errors import CapacityError, PoolError, UsageError
 from monarch_nb.ground.interrupting import pause
 from monarch_nb.provision import Option
-from monarch_nb.provision.commands import Commands, last_said, whole_minutes
 from monarch_nb.provision.daemons import daemon_environment, detach
+from monarch_nb.provision.helpers import Commands, last_said, whole_minutes
 from monarch_nb.provision.launchers import Ask, Job, Look, Offer
 from monarch_nb.times import time_of_day
 
@@ -40,27 +40,6 @@ _FIELDS = "%i|%T|%r|%S|%e|%N"
 
 _RUNNING = {"RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "RESIZING", "SIGNALING", "STAGE_OUT"}
 _WAITING = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"}
-_ENDED = {
-    "BOOT_FAIL": "ended: its nodes did not boot",
-    "CANCELLED": "was cancelled",
-    "COMPLETED": "has ended",
-    "DEADLINE": "ended at its deadline",
-    "FAILED": "failed",
-    "NODE_FAIL": "ended: a node failed",
-    "OUT_OF_MEMORY": "ended: out of memory",
-    "PREEMPTED": "was preempted",
-    "TIMEOUT": "ended: its time was up",
-}
-_REASONS = {
-    "None": "Slurm has not looked at it yet",
-    "Priority": "Priority: others are before it",
-    "Resources": "Resources: what it needs is in use",
-    "JobHeldUser": "JobHeldUser: scontrol release lets it go on",
-    "BadConstraints": "BadConstraints: no nodes have all that is asked for",
-    "PartitionConfig": "PartitionConfig: the partition does not give so many nodes, so much of each, or so much time",
-    "PartitionNodeLimit": "PartitionNodeLimit: the partition has not so many nodes, or they are down",
-    "PartitionTimeLimit": "PartitionTimeLimit: the partition does not give so much time",
-}
 _HOPELESS = re.compile(
     r"Partition((Node|Time)Limit|Config)|BadConstraints|(Invalid|Bad)(Account|QOS)|(Account|QOS)NotAllowed"
     r"|DependencyNeverSatisfied|ReservationDeleted|(Assoc|QOS)Max\w*Per(Job|Node)\w*|QOSMin\w+"
@@ -74,11 +53,11 @@ _OUR_FLAGS = {
     "--array": "a reservation is one job",
     "-a": "a reservation is one job",
     "--wrap": "the job runs allocators",
-    "--nodes": "say --nodes to %mesh, before the --",
-    "-N": "say --nodes to %mesh, before the --",
-    "--time": "say --time to %mesh, before the --",
-    "-t": "say --time to %mesh, before the --",
-    "--gpus-per-node": "say --gpus to %mesh, before the --",
+    "--nodes": "say --nodes before the --",
+    "-N": "say --nodes before the --",
+    "--time": "say --time before the --",
+    "-t": "say --time before the --",
+    "--gpus-per-node": "say --gpus before the --",
 }
 _OVERRIDING = ("SBATCH_ARRAY_INX", "SBATCH_JOB_NAME", "SBATCH_NO_REQUEUE", "SBATCH_REQUEUE", "SBATCH_OPEN_MODE")
 # What Slurm says of its own tasks is not true of ranks: libraries that read it would take a rank for task 0 of 2.
@@ -342,16 +321,15 @@ def _row(number: str) -> Row | None:
 def _look_of(row: Row) -> Look:
     """Return what a line of the queue means."""
     name = f"Slurm job {row.number}"
-    reason = _REASONS.get(row.reason, row.reason)
+    reason = row.reason if row.reason != "None" else row.state
     if row.state in _WAITING:
-        trouble = reason if _HOPELESS.fullmatch(row.reason) else ""
-        what = "has its nodes, which boot" if row.state == "CONFIGURING" else f"waits ({reason})"
+        trouble = reason if _HOPELESS.fullmatch(reason) else ""
         starts = (
             f", starts at about {time_of_day(row.starts_at)}"
             if row.starts_at and not _is_unknown(row.starts_at)
             else ""
         )
-        return Look("waiting", f"{name} {what}{starts}", trouble)
+        return Look("waiting", f"{name} waits ({reason}){starts}", trouble)
     if row.state in _RUNNING:
         trouble = f"is suspended ({reason})" if row.state in ("SUSPENDED", "STOPPED") else ""
         return Look("running", f"{name} runs on {row.nodes}", trouble, ends_at=row.ends_at)
@@ -359,11 +337,10 @@ def _look_of(row: Row) -> Look:
 
 
 def _end(number: str, state: str, reason: str, nodes: str) -> Look:
-    what = _ENDED.get(state, "has ended")
     words = [state] if state != "COMPLETED" else []
     words += [reason] if reason not in ("None", "") else []
     words += [failed] if nodes and (failed := _failed_nodes(nodes)) else []
-    why = f"{what} ({', '.join(words)})" if words else what
+    why = f"has ended ({', '.join(words)})" if words else "has ended"
     return Look("ended", f"Slurm job {number} {why}", why)
 
 

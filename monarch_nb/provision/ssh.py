@@ -1,6 +1,6 @@
 """Hosts that ssh reaches: a job is an allocator on each of them, which ends by itself.
 
-A process of this machine prepares them, so that a kernel can go meanwhile: monarch_nb.provision.remote.preparation.
+A process of this machine prepares them, so that a kernel can go meanwhile: monarch_nb.provision.remote.preparing.
 """
 
 from __future__ import annotations
@@ -11,17 +11,14 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NoReturn
 
 from monarch_nb.config import TrustPaths
 from monarch_nb.errors import CapacityError, NodeUnreachable, PoolError, UsageError
 from monarch_nb.ground.rank_sets import counted
 from monarch_nb.provision import Option
-from monarch_nb.provision.launchers import Ask, Job, Look, Offer
-from monarch_nb.provision.remote.command import ssh_command, waited_for
-from monarch_nb.provision.remote.names import checked_hosts, hosts_of, known_targets
-from monarch_nb.provision.remote.owed import owe
-from monarch_nb.provision.remote.preparation import (
+from monarch_nb.provision.launchers import Ask, EngineFlags, Job, Look, Offer
+from monarch_nb.provision.remote.command import checked_hosts, hosts_of, known_targets, ssh_command, waited_for
+from monarch_nb.provision.remote.preparing import (
     Preparation,
     allocator_flags,
     begin,
@@ -29,6 +26,7 @@ from monarch_nb.provision.remote.preparation import (
     end_preparing,
     is_preparing,
     look_at,
+    owe,
     preparation_of,
     serve,
 )
@@ -115,26 +113,11 @@ class SshLauncher:
 # ---- what is asked ----
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(
-            "after the -- stand --hosts HOST,HOST, --interface NAME, --directory DIR on the hosts, --tunnel or "
-            f"--no-tunnel: {message}"
-        )
-
-
-def add_host_options(parser: argparse.ArgumentParser) -> None:
-    """Declare what can be said of hosts."""
-    parser.add_argument("--directory", metavar="DIR", default="", help="of monarch_nb on the hosts")
-    tunnel = "reach allocators through ssh (default: where they are not reached otherwise)"
-    parser.add_argument("--tunnel", action=argparse.BooleanOptionalAction, default=None, help=tunnel)
-
-
 def _options(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = _Parser(add_help=False, allow_abbrev=False)
-    add_host_options(parser)
-    parser.add_argument("--interface", default="")
-    parser.add_argument("--hosts", default="")
+    parser = EngineFlags("ssh")
+    for flag in ("--hosts", "--interface", "--directory"):
+        parser.add_argument(flag, default="")
+    parser.add_argument("--tunnel", action=argparse.BooleanOptionalAction)
     options = parser.parse_args(list(arguments))
     check_directory(options.directory)
     return options

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -15,8 +14,6 @@ from monarch_nb.trust.identity import ADMIN, NODE, USER, CertificateFacts, facts
 _CERTIFICATE = "x509_pem_cert"
 _FOR = "monarch-nb-for-bin"
 """In the metadata of a node's call: the name of whom it calls for."""
-_CALLER = "monarch-nb-caller-bin"
-"""In the metadata of a gateway's call to a room: who calls."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +51,7 @@ def caller_of(context: Call) -> Caller:
         AccessDenied: it shows no certificate. TrustError: it is not one of a pool.
     """
     if context.peer().startswith("unix:"):
-        return _told_by_gateway(context) or _own_user()
+        return _own_user()
     certificates = context.auth_context().get(_CERTIFICATE)
     if not certificates:
         raise AccessDenied("this node answers only who shows a certificate of its pool")
@@ -76,32 +73,6 @@ def named_in(metadata: Iterable[tuple[str, str | bytes]]) -> str:
         if key == _FOR and isinstance(value, bytes):
             return value.decode(errors="replace")
     return ""
-
-
-def told_to_room(caller: Caller) -> tuple[tuple[str, bytes], ...]:
-    """Return the metadata with which a gateway tells a room who calls."""
-    return metadata_of_caller(caller_told(caller))
-
-
-def caller_told(caller: Caller) -> bytes:
-    """Return what a gateway tells a room of who calls."""
-    told = {"name": caller.name, "role": caller.role, "local": caller.local, "node": caller.node}
-    return json.dumps(told).encode()
-
-
-def metadata_of_caller(told: bytes) -> tuple[tuple[str, bytes], ...]:
-    """Return that as metadata of a call."""
-    return ((_CALLER, told),)
-
-
-def _told_by_gateway(context: Call) -> Caller | None:
-    """Return who calls through a gateway. Whoever can open the socket may say anything here: they could call as the
-    allocator's own user, who may do everything."""
-    for key, value in context.invocation_metadata() or ():
-        if key == _CALLER and isinstance(value, bytes):
-            told = json.loads(value)
-            return Caller(told["name"], told["role"], local=told["local"], node=told["node"])
-    return None
 
 
 @functools.cache

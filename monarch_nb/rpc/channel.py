@@ -73,6 +73,16 @@ def is_deserted(address: str) -> bool:
         return probe.connect_ex(path) in (errno.ECONNREFUSED, errno.ENOENT)
 
 
+def has_place(address: str) -> bool:
+    """Return whether the directory of a node of this machine is there, whoever listens: its allocator may start again.
+
+    Example:
+        >>> has_place("unix:/nowhere/node0/s/allocator")
+        False
+    """
+    return os.path.isdir(os.path.dirname(address.removeprefix("unix:")))
+
+
 def open_channel(address: str, identity: Identity | None = None) -> grpc.aio.Channel:
     """Return a channel to a node; it connects when first used and reconnects by itself.
 

@@ -70,21 +70,6 @@ class FrameConnection(asyncio.BufferedProtocol):
         self._transport.write(b"".join(map(encode_frame, payloads)))
         return True
 
-    def limit(self, unread_bytes: int) -> None:
-        """So much may wait until the connection is full; by default 64 KiB."""
-        if self._transport is not None:
-            self._transport.set_write_buffer_limits(unread_bytes)
-
-    def read_on(self, is_reading: bool) -> None:
-        """Read from now on, or do not: then it is the other side whose messages wait."""
-        if self._transport is not None and self._transport.is_reading() != is_reading:
-            (self._transport.resume_reading if is_reading else self._transport.pause_reading)()
-
-    def finish(self) -> None:
-        """Close the connection when what was sent has gone."""
-        if self._transport is not None:
-            self._transport.close()
-
     def close(self) -> None:
         if self._transport is not None:
             self._transport.abort()

@@ -93,8 +93,8 @@ def translate(error: grpc.aio.AioRpcError, node: str, address: str = "") -> Mona
             return error_from_json(value.decode() if isinstance(value, bytes) else value)
     if error.code() == grpc.StatusCode.UNAVAILABLE and _NOT_BELIEVED in (error.details() or ""):
         return NodeUnreachable(
-            f"{node} shows no certificate that you believe: if the pool was made anew or its authority renewed, ask "
-            "for another invitation; if that host has an old node.pem, copy the new one there",
+            f"{node} shows no certificate that you believe: if the pool was made anew, ask for "
+            "another invitation; if that host has an old node.pem, copy the new one there",
             node,
         )
     if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):

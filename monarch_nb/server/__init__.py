@@ -1,7 +1,6 @@
 """The Jupyter server extension: what JupyterLab's panel asks for, over HTTP and one WebSocket.
 
-extension  its configuration, and the panel that it makes
-handlers   authenticate, then ask that panel
+extension  its configuration, the panel that it makes, and handlers that authenticate, then ask that panel
 """
 
 from __future__ import annotations

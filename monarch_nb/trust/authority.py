@@ -1,8 +1,4 @@
-"""The private authority of a pool: it signs the certificates of nodes and people, and no others believe in it.
-
-A renewed authority is signed by the one before it, and that signature goes along with every certificate of the new
-one. So hosts that know only the old one believe it at once, and every host is brought the new one in its own time.
-"""
+"""The private authority of a pool: it signs the certificates of nodes and people, and no others believe in it."""
 
 from __future__ import annotations
 
@@ -19,10 +15,8 @@ from monarch_nb.trust.identity import (
     Identity,
     facts_of,
     is_key_of,
-    is_signed_by,
     parse_certificate,
     pem_blocks,
-    split_chain,
     target_name,
 )
 from monarch_nb.trust.pools import checked_pool_name, checked_user_name
@@ -46,15 +40,13 @@ class Authority:
 
     Attributes:
         paths: of the pool: every certificate that is issued is noted there.
-        certificates: its own, the newest first; who has them believes all of them.
-        chain: the newest one again, signed by the one before; empty when it was never renewed.
-        key: of the newest, never shown.
+        certificate: its own; who has it believes what it signs.
+        key: its own, never shown.
     """
 
     pool: str
     paths: TrustPaths = field(repr=False)
-    certificates: bytes = field(repr=False)
-    chain: bytes = field(repr=False)
+    certificate: bytes = field(repr=False)
     key: bytes = field(repr=False)
 
     @classmethod
@@ -69,13 +61,15 @@ class Authority:
             UsageError: that is no name for a pool. TrustError: there is an authority already.
         """
         key, certificate = _new_authority(checked_pool_name(pool), now)
-        made = cls(pool, paths, _pem(certificate), b"", _private_pem(key))
+        made = cls(pool, paths, _pem(certificate), _private_pem(key))
         with locked(paths.directory):
             try:
-                create_private(paths.authority_key, made._content)
+                create_private(
+                    paths.authority_key, made.key + made.certificate
+                )  # no crash leaves one without the other
             except FileExistsError:
                 raise TrustError(f"the pool {pool} has an authority already: {paths.authority_key}") from None
-            write_private(paths.authority, made.certificates)
+            write_private(paths.authority, made.certificate)
         return made
 
     @classmethod
@@ -92,11 +86,10 @@ class Authority:
                 f"only the person who made the pool {pool} can do this, where they made it: there is no "
                 f"{missing.filename}"
             ) from None
-        certificates, chain = split_chain(pem_blocks(content, "CERTIFICATE"))
-        keys = pem_blocks(content, "PRIVATE KEY")
-        if len(keys) != 1 or not certificates or not is_key_of(keys[0], certificates[0]):
+        certificates, keys = pem_blocks(content, "CERTIFICATE"), pem_blocks(content, "PRIVATE KEY")
+        if len(keys) != 1 or len(certificates) != 1 or not is_key_of(keys[0], certificates[0]):
             raise TrustError(f"{paths.authority_key} is not what monarch-nb pool init wrote; is there a copy of it?")
-        return cls(pool, paths, b"".join(certificates), b"".join(chain), keys[0])
+        return cls(pool, paths, certificates[0], keys[0])
 
     def issue(self, name: str, role: str, lifetime_s: float = LIFETIME_S, now: float | None = None) -> Identity:
         """Return a new certificate with its key; that it was issued is noted first.
@@ -113,16 +106,16 @@ class Authority:
         from cryptography.hazmat.primitives.asymmetric import ec
 
         begin = _time(now)
-        end = min(begin + timedelta(seconds=lifetime_s), self._newest().not_valid_after_utc)
+        end = min(begin + timedelta(seconds=lifetime_s), self._read.not_valid_after_utc)
         if end <= begin:
-            raise TrustError(f"the authority of {self.pool} has expired: monarch-nb pool renew {self.pool} --authority")
+            raise TrustError(f"the authority of {self.pool} has expired: make the pool anew")
         key = ec.generate_private_key(ec.SECP256R1())
         subject = _subject(checked_user_name(name), role, self.pool)
         leaf = _leaf(_builder(subject, key, begin, end), role, self.pool)
-        certificate = _pem(_sign(leaf, self._newest().subject, self._private_key()))
+        certificate = _pem(_sign(leaf, self._read.subject, self._private_key()))
         with locked(self.paths.directory):
             write_private(self.paths.issued, b"".join([*self._noted(), certificate]))
-        return Identity(self.pool, name, role, certificate + self.chain, _private_pem(key), self.certificates)
+        return Identity(self.pool, name, role, certificate, _private_pem(key), self.certificate)
 
     def issued(self) -> list[CertificateFacts]:
         """Return every certificate that was issued, oldest first.
@@ -132,56 +125,21 @@ class Authority:
         """
         return [facts_of(pem) for pem in self._noted()]
 
-    def renewed(self, now: float | None = None) -> Authority:
-        """Make a new authority, which those believe too who know this one; this one stays believed until it expires or
-        is forgotten.
-
-        Raises:
-            TrustError: this one has expired, or a file can not be written.
-        """
-        old, begin = self._newest(), _time(now)
-        if old.not_valid_after_utc <= begin:
-            raise TrustError(
-                f"the authority of {self.pool} has expired; no node accepts its signatures: make the pool anew"
-            )
-        key, certificate = _new_authority(self.pool, now)
-        end = min(old.not_valid_after_utc, certificate.not_valid_after_utc)
-        again = _authority(_builder(certificate.subject, key, begin, end))
-        chain = _pem(_sign(again, old.subject, self._private_key()))
-        known = pem_blocks(self.certificates, "CERTIFICATE")
-        kept = [pem for pem in known if parse_certificate(pem).not_valid_after_utc > begin]
-        return self._replaced(b"".join([_pem(certificate), *kept]), chain, _private_pem(key))
-
-    def without_old(self) -> Authority:
-        """Believe only the newest authority from now on; what older ones issued is noted no longer.
-
-        Raises:
-            TrustError: a file can not be written.
-        """
-        with locked(self.paths.directory):
-            believed = [pem for pem in self._noted() if is_signed_by(pem, [self.certificates])]
-            write_private(self.paths.issued, b"".join(believed))
-        return self._replaced(_pem(self._newest()), b"", self.key)
-
     @property
     def expires_at(self) -> float:
         """Seconds since the epoch."""
-        return self._newest().not_valid_after_utc.timestamp()
+        return self._read.not_valid_after_utc.timestamp()
 
     def sign_list(self, builder: x509.CertificateRevocationListBuilder) -> bytes:
-        """Return a list of revoked certificates with this authority's name and signature, and what proves the authority
-        to those who know only the one before it."""
+        """Return a list of revoked certificates with this authority's name and signature."""
         from cryptography import x509
         from cryptography.hazmat.primitives import hashes
         from cryptography.hazmat.primitives.serialization import Encoding
 
-        newest, key = self._newest(), self._private_key()
+        key = self._private_key()
         signer = x509.AuthorityKeyIdentifier.from_issuer_public_key(key.public_key())
-        builder = builder.issuer_name(newest.subject).next_update(newest.not_valid_after_utc)
-        return (
-            builder.add_extension(signer, critical=False).sign(key, hashes.SHA256()).public_bytes(Encoding.PEM)
-            + self.chain
-        )
+        builder = builder.issuer_name(self._read.subject).next_update(self._read.not_valid_after_utc)
+        return builder.add_extension(signer, critical=False).sign(key, hashes.SHA256()).public_bytes(Encoding.PEM)
 
     def _noted(self) -> list[bytes]:
         try:
@@ -189,8 +147,9 @@ class Authority:
         except FileNotFoundError:
             return []
 
-    def _newest(self) -> x509.Certificate:
-        return parse_certificate(self.certificates)
+    @property
+    def _read(self) -> x509.Certificate:
+        return parse_certificate(self.certificate)
 
     def _private_key(self) -> ec.EllipticCurvePrivateKey:
         from cryptography.hazmat.primitives.asymmetric import ec
@@ -201,18 +160,6 @@ class Authority:
             raise TrustError(f"{self.paths.authority_key} holds a key of another kind")
         return key
 
-    @property
-    def _content(self) -> bytes:
-        """Of the key's file: all in one, so that no crash leaves a key without its certificate."""
-        return self.key + self.certificates + self.chain
-
-    def _replaced(self, certificates: bytes, chain: bytes, key: bytes) -> Authority:
-        new = Authority(self.pool, self.paths, certificates, chain, key)
-        with locked(self.paths.directory):
-            write_private(self.paths.authority_key, new._content)
-            write_private(self.paths.authority, certificates)
-        return new
-
 
 def _new_authority(pool: str, now: float | None) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
     from cryptography import x509
@@ -221,7 +168,7 @@ def _new_authority(pool: str, now: float | None) -> tuple[ec.EllipticCurvePrivat
 
     begin = _time(now)
     key = ec.generate_private_key(ec.SECP256R1())
-    # A number of its own, so that a renewed authority is not taken for the one before it.
+    # A number of its own, so that the authority of a pool that was made anew is not taken for the one before it.
     number = x509.NameAttribute(NameOID.SERIAL_NUMBER, f"{x509.random_serial_number():x}"[:16])
     subject = x509.Name([*_subject(f"authority of {pool}", "authority", pool), number])
     builder = _authority(_builder(subject, key, begin, begin + timedelta(seconds=AUTHORITY_LIFETIME_S)))
@@ -257,10 +204,10 @@ def _builder(
 
 
 def _authority(builder: x509.CertificateBuilder) -> x509.CertificateBuilder:
-    """Let a certificate sign others: of people and nodes, and of the authority that comes after it."""
+    """Let a certificate sign others."""
     from cryptography import x509
 
-    constraints = x509.BasicConstraints(ca=True, path_length=1)
+    constraints = x509.BasicConstraints(ca=True, path_length=0)
     return builder.add_extension(constraints, critical=True).add_extension(
         _usage(key_cert_sign=True, crl_sign=True), critical=True
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -50,9 +49,9 @@ class Identity:
     """Who we are to a pool, and whom we believe. What it holds is PEM.
 
     Attributes:
-        certificate: ours; the certificate of a renewed authority, signed by the one before, may follow.
+        certificate: ours.
         key: ours, never shown.
-        authority: certificates of the pool's authority, more than one while it is being renewed.
+        authority: the certificate of the pool's authority.
         source: the file that has it; None when it is of none.
     """
 
@@ -140,20 +139,18 @@ def parse_identity(bundle: bytes, source: str, now: float | None = None) -> Iden
         TrustError: it is garbled, the certificate has expired or is not of the authority beside it.
     """
     certificates, keys = pem_blocks(bundle, "CERTIFICATE"), pem_blocks(bundle, "PRIVATE KEY")
-    if len(certificates) < 2 or len(keys) != 1:
+    if len(certificates) != 2 or len(keys) != 1:
         raise TrustError(f"{source} is not a certificate with its key and authority as monarch-nb pool makes them")
     try:
         facts = facts_of(certificates[0])
-        anchors, chain = split_chain(certificates[1:])
         if not is_key_of(keys[0], certificates[0]):
             raise TrustError("the key is not the certificate's")
-        if not is_signed_by(certificates[0], [*anchors, *certified(chain, anchors)]):
+        if not is_signed_by(*certificates):
             raise TrustError("the certificate is not of the authority beside it")
     except TrustError as error:
         raise TrustError(f"{source} can not be used: {error}") from None
     check_time(facts, time.time() if now is None else now, source)
-    certificate, authority = b"".join([certificates[0], *chain]), b"".join(anchors)
-    return Identity(facts.pool, facts.name, facts.role, certificate, keys[0], authority)
+    return Identity(facts.pool, facts.name, facts.role, certificates[0], keys[0], certificates[1])
 
 
 def check_time(facts: CertificateFacts, now: float, source: str) -> None:
@@ -261,36 +258,19 @@ def unreadable() -> tuple[type[Exception], ...]:
     from cryptography import x509
     from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 
-    return ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm, x509.InvalidVersion
+    return ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm, x509.InvalidVersion, x509.ExtensionNotFound
 
 
-def split_chain(certificates: Sequence[bytes]) -> tuple[list[bytes], list[bytes]]:
-    """Return the authorities' own certificates, and those of authorities that others have signed."""
-    anchors: list[bytes] = []
-    chain: list[bytes] = []
-    for pem in certificates:
-        read = parse_certificate(pem)
-        (anchors if read.issuer == read.subject else chain).append(pem)
-    return anchors, chain
+def is_signed_by(pem: bytes, authority: bytes) -> bool:
+    """Whether an authority has signed a certificate."""
+    from cryptography import x509
 
-
-def is_signed_by(pem: bytes, authorities: Sequence[bytes]) -> bool:
-    """Whether one of the authorities has signed a certificate."""
-    read = parse_certificate(pem)
-    for authority in authorities:
-        signer = parse_certificate(authority)
-        try:
-            read.verify_directly_issued_by(signer)
-        except unreadable():
-            continue
-        if _may_sign(signer):
-            return True
-    return False
-
-
-def certified(chain: Sequence[bytes], anchors: Sequence[bytes]) -> list[bytes]:
-    """Return those authorities of `chain` that one in `anchors` has signed: a renewed one is, by the one before."""
-    return [pem for pem in chain if is_signed_by(pem, anchors) and _may_sign(parse_certificate(pem))]
+    read, signer = parse_certificate(pem), parse_certificate(authority)
+    try:
+        read.verify_directly_issued_by(signer)
+        return signer.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
+    except unreadable():
+        return False
 
 
 def is_key_of(key: bytes, certificate: bytes) -> bool:
@@ -307,12 +287,3 @@ def is_key_of(key: bytes, certificate: bytes) -> bool:
         raise TrustError("the key is garbled") from None
     form = (Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
     return public.public_bytes(*form) == parse_certificate(certificate).public_key().public_bytes(*form)
-
-
-def _may_sign(read: x509.Certificate) -> bool:
-    from cryptography import x509
-
-    try:
-        return read.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
-    except (x509.ExtensionNotFound, ValueError):
-        return False

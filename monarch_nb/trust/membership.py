@@ -24,7 +24,6 @@ from monarch_nb.trust.identity import (
     facts_of,
     parse_identity,
     pem_blocks,
-    split_chain,
 )
 from monarch_nb.trust.pools import (
     Hosts,
@@ -138,25 +137,14 @@ def join(path: Path) -> Identity:
     return identity
 
 
-def renew_pool(pool: str, *, authority: bool = False, forget_old: bool = False) -> Identity:
+def renew_pool(pool: str) -> Identity:
     """Make new certificates for this user and the nodes; return this user's.
-
-    Args:
-        authority: make a new authority first; the old one is believed beside it, so nothing stops working.
-        forget_old: believe only the newest authority from now on: what older ones signed ends.
 
     Raises:
         PoolError: there is no such pool. TrustError: this user did not make it, or a file can not be used.
     """
     paths = paths_of(pool)
     signer = Authority.load(pool, paths)
-    known = Revocations.load(paths.revoked, signer.certificates)
-    if authority:
-        signer = signer.renewed()
-    if forget_old:
-        signer = signer.without_old()
-    if known.serials and (authority or forget_old):
-        revoke(known, signer, []).save(paths.revoked)
     identity = signer.issue(own_facts(paths).name, ADMIN)
     signer.issue(NODE_NAME, NODE).save(paths.node)
     identity.save(paths.identity)
@@ -240,7 +228,7 @@ def revoke_certificates(pool: str, who: str) -> tuple[list[CertificateFacts], Re
             f"then monarch-nb pool revoke {pool} {meant[0].fingerprint[:16]}"
         )
     with locked(paths.directory):
-        known = Revocations.load(paths.revoked, authority.certificates)
+        known = Revocations.load(paths.revoked, authority.certificate)
         counting = [facts for facts in chosen if not known.is_revoked(facts)]
         if not counting:
             return chosen, known
@@ -336,7 +324,7 @@ def _hosts_of(content: bytes, path: Path) -> Hosts:
 def _check_same_pool(paths: TrustPaths, identity: Identity) -> None:
     if paths.authority_key.exists():
         raise TrustError(f"you made the pool {identity.pool} yourself: there is nothing to join")
-    if set(pem_blocks(_authority_of(paths), "CERTIFICATE")).isdisjoint(pem_blocks(identity.authority, "CERTIFICATE")):
+    if _authority_of(paths) != identity.authority:
         raise TrustError(
             f"you have another pool {identity.pool}, of somebody else: to change to this one, first "
             f"monarch-nb pool remove {identity.pool}"
@@ -345,7 +333,7 @@ def _check_same_pool(paths: TrustPaths, identity: Identity) -> None:
 
 def _authority_of(paths: TrustPaths) -> bytes:
     """Return the authority that this user believes, also when their own certificate has expired."""
-    return b"".join(split_chain(pem_blocks(_content(paths.identity), "CERTIFICATE")[1:])[0])
+    return pem_blocks(_content(paths.identity), "CERTIFICATE")[1]
 
 
 def _meant(issued: Sequence[CertificateFacts], who: str, pool: str) -> list[CertificateFacts]:

@@ -11,14 +11,7 @@ from typing import TYPE_CHECKING
 
 from monarch_nb.errors import TrustError
 from monarch_nb.trust.authority import Authority
-from monarch_nb.trust.identity import (
-    CertificateFacts,
-    certified,
-    parse_certificate,
-    pem_blocks,
-    split_chain,
-    unreadable,
-)
+from monarch_nb.trust.identity import CertificateFacts, parse_certificate, pem_blocks, unreadable
 from monarch_nb.trust.private_files import read_private, write_private
 
 if TYPE_CHECKING:
@@ -47,10 +40,10 @@ class Revocations:
         """Read a list that somebody brought.
 
         Args:
-            authority: certificates of the pool's authority: `Identity.authority`.
+            authority: its certificate: `Identity.authority`.
 
         Raises:
-            TrustError: it is garbled, or none of them has signed it.
+            TrustError: it is garbled, or the pool's authority has not signed it.
         """
         made, is_ours = cls._read(pem, authority)
         if not is_ours:
@@ -61,7 +54,7 @@ class Revocations:
     def load(cls, path: Path, authority: bytes) -> Revocations:
         """Return what `save` wrote; one that was never written revokes nothing.
 
-        Nor does one of an authority that is believed no more: it names certificates of that one and of those before.
+        Nor does one of another authority: it is of the pool that was made anew since.
 
         Raises:
             TrustError: the file can not be used; to go on without it would let in who was revoked.
@@ -86,13 +79,11 @@ class Revocations:
             read = x509.load_pem_x509_crl(lists[0])
         except unreadable():
             raise TrustError("the list of revoked certificates is garbled") from None
-        anchors, _ = split_chain(pem_blocks(authority, "CERTIFICATE"))
-        chain = certified(split_chain(pem_blocks(pem, "CERTIFICATE"))[1], anchors)
-        if not any(_has_signed(signer, read) for signer in [*anchors, *chain]):
+        if not _has_signed(authority, read):
             return cls(), False
         number = read.extensions.get_extension_for_class(x509.CRLNumber).value.crl_number
         serials = frozenset(entry.serial_number for entry in read)
-        return cls(number, serials, b"".join([*lists, *chain])), True
+        return cls(number, serials, lists[0]), True
 
     def save(self, path: Path) -> None:
         """Write the file.

@@ -1,11 +1,24 @@
-"""Patching a module that may never be imported."""
+"""What a process imports that was forked: from where, what is patched once it is imported, and what was set too late.
+
+`sys.path` is as Python would have made it of the process's environment (`paths_of`). The template itself has been
+started so that it finds this package first. So it asks its interpreter what it has on `sys.path` beside a script's
+directory and PYTHONPATH: the standard library, site-packages and what `.pth` files add.
+
+LateVariables are those that a program sets before it imports what reads them, and too late all the same: its process
+was forked from one that has imported it.
+"""
 
 import importlib.abc
 import importlib.machinery
+import os
+import subprocess
 import sys
-from collections.abc import Callable, Sequence
-from types import ModuleType
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from types import FrameType, FunctionType, ModuleType
 from typing import Any
+
+from monarch_nb.config import patience
+from monarch_nb.ground.read_at_start import is_read_at_import
 
 
 def after_import(name: str, patch: Callable[[Any], None]) -> None:
@@ -40,3 +53,110 @@ class _AfterImport(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def exec_module(self, module: ModuleType) -> None:
         self._loader.exec_module(module)
         self._patch(module)
+
+
+_packages: set[str] = set()
+_read: set[str] = set()
+
+
+def learn(modules: Iterable[str], read: Collection[str]) -> None:
+    """In the template: what it has imported, and which variables that has read."""
+    _packages.update(module.partition(".")[0] for module in modules)
+    _read.update(read)
+
+
+class LateVariables:
+    """Notes, from now on, which of them are set before the program has imported anything of the template's."""
+
+    def __init__(self) -> None:
+        self._names: dict[str, None] = {}
+        self._known = {*sys.modules}
+        put = os.putenv
+
+        def putenv(name: Any, value: Any) -> None:
+            self._note(os.fsdecode(name), os.fsdecode(value))
+            put(name, value)
+
+        if _packages:
+            os.putenv = putenv
+
+    def hint(self) -> str:
+        """Return what was too late and what to do; empty when nothing was.
+
+        Example: "TORCH_LOGS was set after ranks had imported what reads it, and does not count: --env TORCH_LOGS=…".
+        """
+        if not self._names:
+            return ""
+        options = " ".join(f"--env {name}=…" for name in self._names)
+        were = "was" if len(self._names) == 1 else "were"
+        does = "does" if len(self._names) == 1 else "do"
+        return (
+            f"{', '.join(self._names)} {were} set after ranks had imported what reads it, "
+            f"and {does} not count: {options}"
+        )
+
+    def _note(self, name: str, value: str) -> None:
+        if is_read_at_import(name, _read) and os.environ.get(name) != value and not self._is_imported():
+            self._names[name] = None
+
+    def _is_imported(self) -> bool:
+        """Whether the program has imported what the template has, and so would be too late by itself."""
+        frame: FrameType | None = sys._getframe()
+        while frame is not None:
+            if _is_of_packages(frame.f_globals.get("__name__")):
+                return True
+            frame = frame.f_back
+        news = [module for name, module in list(sys.modules.items()) if name not in self._known]
+        return any(map(_has_imported, [sys.modules.get("__main__"), *news]))
+
+
+def _has_imported(module: object) -> bool:
+    return isinstance(module, ModuleType) and any(
+        _is_of_packages(getattr(value, "__name__" if isinstance(value, ModuleType) else "__module__", None))
+        for value in list(vars(module).values())
+        if isinstance(value, ModuleType | FunctionType | type)
+    )
+
+
+def _is_of_packages(name: object) -> bool:
+    return isinstance(name, str) and name.partition(".")[0] in _packages
+
+
+_ASK_TIMEOUT_S = patience(30.0)
+
+_own: list[str] = []
+"""What this interpreter has by itself, then what the template has besides, in which this package is found."""
+
+
+def learn_paths() -> None:
+    """In the template, before it forks."""
+    here = sys.path if sys.flags.safe_path else sys.path[1:]
+    own = _of_interpreter()
+    _own[:] = own + [path for path in here if path not in own]
+
+
+def _of_interpreter() -> list[str]:
+    """Return what a new interpreter has; nothing where none starts, as on a disk that hangs: then the template's own
+    paths are the best that is known."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    environment["PYTHONSAFEPATH"] = "1"  # no directory of a script
+    command = [sys.executable, "-c", r"import os, sys; os.write(1, os.fsencode('\0'.join(['', *sys.path])))"]
+    try:
+        asked = subprocess.run(command, env=environment, stdout=subprocess.PIPE, timeout=_ASK_TIMEOUT_S, check=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        sys.stderr.write(f"sys.path of {sys.executable} is not known, the template's is taken: {error}\n")
+        return []
+    return os.fsdecode(asked.stdout).split("\0")[1:]  # a sitecustomize may have printed before
+
+
+def paths_of(environment: Mapping[str, str]) -> list[str]:
+    """Return what follows the directory of a script: PYTHONPATH, whose relative paths begin in the current directory,
+    and the rest."""
+    named = environment.get("PYTHONPATH", "")
+    paths = dict.fromkeys(os.path.abspath(path) for path in named.split(os.pathsep)) if named else {}
+    return [*paths, *(path for path in _own if path not in paths)]
+
+
+def is_safe(environment: Mapping[str, str]) -> bool:
+    """Return whether the directory of a script is to be left out."""
+    return bool(environment.get("PYTHONSAFEPATH"))

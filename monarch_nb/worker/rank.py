@@ -27,8 +27,9 @@ from google.protobuf.message import DecodeError
 from monarch_nb.actor.engine import process as engine
 from monarch_nb.actor.engine.outside import Execution
 from monarch_nb.config import UNFOLDED_RANKS, cadence
-from monarch_nb.errors import MeshMismatch, NotFinite, ProcessGroupAborted
+from monarch_nb.errors import MeshMismatch, NoProcessGroup, NotFinite, ProcessGroupAborted
 from monarch_nb.ground.frames import FrameError, FrameSplitter
+from monarch_nb.ground.printing import encodable
 from monarch_nb.integrations import lightning
 from monarch_nb.proto.run_pb2 import (
     OUTCOME_ERROR,
@@ -39,30 +40,23 @@ from monarch_nb.proto.run_pb2 import (
     RunSpec,
 )
 from monarch_nb.proto.worker_pb2 import FromRank, RankSpec, StoreLost, ToRank
-from monarch_nb.worker import run_secret
+from monarch_nb.worker import become_rank, memory, run_secret, steps
 from monarch_nb.worker.autosaves import armed
-from monarch_nb.worker.control.activities import Activities
 from monarch_nb.worker.control.executions import Executions
-from monarch_nb.worker.control.interrupts import ActiveRun, Interrupter
+from monarch_nb.worker.control.interrupts import ActiveRun, Activities, Interrupter
 from monarch_nb.worker.control.thread import ControlThread
 from monarch_nb.worker.debug.debugger import Debugger
-from monarch_nb.worker.forking import after_fork
-from monarch_nb.worker.groups import forming
-from monarch_nb.worker.mail.blobs import MailBlobs
-from monarch_nb.worker.mail.outside import RankOutside
-from monarch_nb.worker.mail.post import Post
-from monarch_nb.worker.memory import answers
-from monarch_nb.worker.memory import failures as memory_failures
-from monarch_nb.worker.monarch import held
-from monarch_nb.worker.reload.changed_modules import Reloader
-from monarch_nb.worker.runs import cells, instruments, lone_training, script, values
-from monarch_nb.worker.runs.actors import LiveActors
-from monarch_nb.worker.runs.import_times import ImportTimes
+from monarch_nb.worker.groups import c10d, forming
+from monarch_nb.worker.imports import LateVariables
+from monarch_nb.worker.mail import MailBlobs, Post, RankOutside
+from monarch_nb.worker.monarch import loop
+from monarch_nb.worker.reload import Reloader
+from monarch_nb.worker.runs import cells, instruments, script, values
+from monarch_nb.worker.runs.cells import Worlds
 from monarch_nb.worker.runs.results import Results
-from monarch_nb.worker.runs.worlds import Worlds
+from monarch_nb.worker.runs.values import LiveActors
 from monarch_nb.worker.shell import failures, streams
 from monarch_nb.worker.shell.shell import LastValue, RankShell
-from monarch_nb.worker.text import encodable
 from monarch_nb.worker.user_code import UserCode
 
 _EXIT_TIMEOUT_S = cadence(1.0)
@@ -82,7 +76,7 @@ def run_rank(spec: RankSpec, listener: socket.socket, shell: RankShell) -> NoRet
         shell: the template's shell.
     """
     try:
-        after_fork.become_rank(spec)
+        become_rank.become_rank(spec)
         Rank(spec, listener, shell).serve()
     except BaseException:  # noqa: BLE001 -- the template logs it
         traceback.print_exc()
@@ -111,7 +105,10 @@ class Rank:
         outputs = streams.CallOutputs(spec.log_directory, spec.rank)
         self._debugger = Debugger(self._user_code, entries, self._wake_control)
         self._keeper = armed.keeper(
-            spec.environment, self._when_idle, lambda: any(self._executions), for_script=spec.for_script
+            spec.environment,
+            self._when_idle,
+            lambda hold: self._interrupter.between_runs(hold),
+            for_script=spec.for_script,
         )
         self._executions = Executions(
             self._activities, self._user_code, spec.mesh_id, outputs, self._debugger, self._keeper
@@ -129,7 +126,7 @@ class Rank:
             post=self._post,
             activities=self._activities,
             executions=self._executions,
-            actors=lambda: [*(made.actors() if (made := engine.installed()) else ()), *held.actors()],
+            actors=lambda: [*(made.actors() if (made := engine.installed()) else ()), *loop.actors()],
             withdraw=lambda run_id: made.withdraw(run_id) if (made := engine.installed()) else None,
             interrupter=self._interrupter,
             user_code=self._user_code,
@@ -156,12 +153,13 @@ class Rank:
         forming.install(note, self._report_lost_store)
         self._debugger.install()
         self._keeper.watch.begin()
-        presets = after_fork.presets(os.environ)
+        presets = become_rank.presets(os.environ)
         self._shell.user_ns.update(presets)
         last: LastValue = self._shell.displayhook  # type: ignore[assignment]
         last.tells_facts = presets["world_size"] > UNFOLDED_RANKS
         self._shell.user_ns["actors"] = LiveActors(lambda: made.instances() if (made := engine.installed()) else {})
         self._interrupter.install()
+        self._interrupter.hide()
         outside = RankOutside(self._post, self._executions.executing, self._interrupt_execution, self._spec.python)
         engine.install(engine.Process(outside, f"rank {self._spec.rank}"))
         self._control.start()
@@ -257,11 +255,12 @@ class Rank:
         output = self._output_of(spec)
         self._keeper.begin_run(spec.number)
         self._interrupter.install()
-        forming.begin_run(spec.number)
+        part = () if spec.own_world else tuple(spec.ranks)
+        forming.begin_run(spec.number, part)
         run_secret.begin_run(spec.secret)
-        forming.free_unused()
-        lone_training.begin_run()
-        lightning.begin_run(() if spec.own_world else spec.ranks)
+        c10d.free_unused()
+        steps.begin_run()
+        lightning.begin_run(part)
         if not self._interrupter.begin(active):
             self._finish(active.error(), active, result, output)
             return
@@ -285,8 +284,8 @@ class Rank:
         output = self._output_of(spec)
         self._interrupter.install()
         self._keeper.begin_run(spec.number)
-        lone_training.begin_run()
-        imports = ImportTimes() if os.environ.get("RANK") == "0" else None  # it is much the same on all
+        steps.begin_run()
+        late = LateVariables() if os.environ.get("RANK") == "0" else None  # it is much the same on all
         status = script.INTERRUPTED
         error: BaseException | None = active.error()
         if self._interrupter.begin(active):
@@ -297,18 +296,20 @@ class Rank:
             self._context.run(self._leave_found, spec)
         if status == 0:
             error = None
-        elif isinstance(error := self._behind_exit(error or SystemExit()), SystemExit):
+        elif isinstance(error := self._behind_exit(error or SystemExit(), of_script=True), SystemExit):
             error = failures.explain_status(error, status)
         values.store_value(result, status, self._spec.blob_directory)
-        if imports is not None:
-            result.hint = imports.hint()
+        result.hint = late.hint() if late is not None else ""
         self._finish(error, active, result, output)
 
-    def _behind_exit(self, error: BaseException) -> BaseException:
-        """Return the interrupt to which a library answered with `sys.exit()`, as Lightning does; else the error. Its
-        traceback begins where the library caught it: when that is below the user's frames, the exit's has them."""
+    def _behind_exit(self, error: BaseException, *, of_script: bool) -> BaseException:
+        """Return the interrupt to which a library answered with `sys.exit()`, as Lightning does; else the error: an
+        exit of a script's own lines is meant. Its traceback begins where the library caught it: when that is below the
+        user's frames, the exit's has them."""
         cause = error.__context__ if isinstance(error, SystemExit) else None
         if not isinstance(cause, KeyboardInterrupt):
+            return error
+        if of_script and self._user_code.owns_end_of(error.__traceback__):
             return error
         is_users = self._user_code.line_of_traceback(cause.__traceback__)
         return cause if is_users else cause.with_traceback(error.__traceback__)
@@ -349,8 +350,8 @@ class Rank:
             self._context.run(_leave_forked_child, error)
         output.goes_on(-1)
         self._debugger.code_ended()
-        self._keeper.end_run()
         self._interrupter.finished()
+        self._keeper.end_run()
         try:
             self._fill(error, active, result, output)
             self._results.finish(result)
@@ -368,7 +369,7 @@ class Rank:
         """Fill `result` with all that is known at the end of a run."""
         if error is not None:
             if not active.is_script:
-                memory_failures.note(error, self._shell.user_ns, active.run_id, answers.figures)
+                memory.note(error, self._shell.user_ns, active.run_id)
             self._shell.keep_error(error)
             self._describe(error, active, result)
         result.group_aborted = active.group_aborted and not active.is_script
@@ -381,7 +382,7 @@ class Rank:
 
     def _describe(self, error: BaseException, active: ActiveRun, result: RankResult) -> None:
         """Fill `result` with what became of an error."""
-        error = self._behind_exit(error)
+        error = self._behind_exit(error, of_script=active.is_script)
         shown, only_users = error, False
         result.outcome = OUTCOME_ERROR
         if isinstance(error, SystemExit) and active.is_script:
@@ -395,11 +396,13 @@ class Rank:
             shown = failures.explain_exit(error)
         else:
             shown = failures.readable(error, makes_another=not active.is_script)
-            only_users = isinstance(shown, (MeshMismatch, NotFinite, ProcessGroupAborted, BdbQuit))
+            explained = (MeshMismatch, NoProcessGroup, NotFinite, ProcessGroupAborted, BdbQuit)
+            only_users = isinstance(shown, explained) or failures.is_refused_call(shown)
         result.failure.CopyFrom(failures.describe(self._shell, self._user_code, shown, only_users=only_users))
         if isinstance(error, SystemExit) and active.is_script:
             result.failure.traceback = ""  # it is meant, and has said why: as in Python
         self._shell.remember_error(shown)
+        self._debugger.run_failed()
         if not active.has_status:
             _drop_value(result)
 

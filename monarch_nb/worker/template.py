@@ -8,8 +8,8 @@ allocator that started it, and keeps the exit statuses of its children until an 
 
 import argparse
 import gc
+import importlib
 import os
-import select
 import selectors
 import signal
 import socket
@@ -20,13 +20,15 @@ import weakref
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
+from types import TracebackType
 from typing import NoReturn
 
 from google.protobuf.message import DecodeError
 
-from monarch_nb.config import cadence, patience
+from monarch_nb.config import patience
 from monarch_nb.ground.frames import FrameError, FrameSplitter, encode_frame
-from monarch_nb.ground.read_at_start import noting
+from monarch_nb.ground.read_at_start import noting, read_at_import
+from monarch_nb.ground.readable import readable
 from monarch_nb.proto.worker_pb2 import (
     Forked,
     ForkRanks,
@@ -38,18 +40,92 @@ from monarch_nb.proto.worker_pb2 import (
     TemplateReady,
     ToTemplate,
 )
-from monarch_nb.worker import rank
-from monarch_nb.worker.forking import huge_pages, identity, import_paths, preload
+from monarch_nb.worker import become_rank, imports, rank, reload, steps
 from monarch_nb.worker.groups import forming, store
-from monarch_nb.worker.reload import changed_modules
-from monarch_nb.worker.runs import lone_training
 from monarch_nb.worker.shell import patches
 from monarch_nb.worker.shell.shell import RankShell, make_shell
+
+_UVM_DEVICE = "/dev/nvidia-uvm"
+"""Every CUDA context needs it. NVML, which only asks (as torch.cuda.is_available() does here), opens others."""
+
+
+class Unfit(Exception):
+    """The template can not be forked, or a module of its preload list can not be imported.
+
+    Attributes:
+        module: the module to blame; empty when unknown.
+        text: what to show: the traceback of a failed import, else the message.
+    """
+
+    def __init__(self, message: str, module: str = "", text: str = "") -> None:
+        super().__init__(message)
+        self.module = module
+        self.text = text or message
+
+
+_ALSO = {"torch": ["torch._dynamo"]}
+"""What a module imports when it is first used: the first optimizer would import 821 modules in every rank (1 s)."""
+
+
+def import_modules(names: Iterable[str]) -> None:
+    """Import each module; the first that fails, leaves a thread or initialises CUDA is refused.
+
+    Raises:
+        Unfit: names the module.
+    """
+    for module in [each for name in names for each in (name, *_ALSO.get(name, ()))]:
+        try:
+            importlib.import_module(module)
+        except BaseException as error:  # SystemExit too: a module may call sys.exit()
+            text = "".join(traceback.format_exception(type(error), error, _without_ours(error)))
+            raise Unfit(f"{module} can not be imported: {error}", module, text) from error
+        if threads := other_threads():
+            reason = f"leaves a thread running ({', '.join(threads)}), and a process with threads can not be forked"
+            raise Unfit(f"{module} can not be preloaded: importing it {reason}. Import it in a cell instead.", module)
+        if cuda := cuda_traces():
+            reason = f"initialises CUDA ({cuda}), and ranks forked after that could not use the GPU"
+            raise Unfit(f"{module} can not be preloaded: importing it {reason}. Import it in a cell instead.", module)
+
+
+def other_threads() -> list[str]:
+    """Return the names of this process's threads other than the calling one, as the kernel knows them."""
+    names = []
+    for task in os.listdir("/proc/self/task"):
+        if int(task) != os.getpid():
+            try:
+                names.append(Path(f"/proc/self/task/{task}/comm").read_text().strip())
+            except OSError:
+                continue  # it has just ended
+    return names
+
+
+def cuda_traces() -> str:
+    """Return a sign that this process has initialised CUDA; empty when there is none."""
+    for descriptor in os.listdir("/proc/self/fd"):
+        try:
+            target = os.readlink(f"/proc/self/fd/{descriptor}")
+        except OSError:
+            continue
+        if target == _UVM_DEVICE:
+            return f"{target} is open"
+    cuda = getattr(sys.modules.get("torch"), "cuda", None)
+    return "torch.cuda.is_initialized()" if cuda is not None and cuda.is_initialized() else ""
+
+
+def _without_ours(error: BaseException) -> TracebackType | None:
+    """Return the error's traceback without our frame and importlib's."""
+    trace = error.__traceback__
+    while trace is not None and (
+        trace.tb_frame.f_code.co_filename in (__file__, importlib.__file__)
+        or trace.tb_frame.f_code.co_filename.startswith("<frozen importlib")
+    ):
+        trace = trace.tb_next
+    return trace
+
 
 _SEND_TIMEOUT_S = patience(5.0)
 _FAILURE_REPORT_TIMEOUT_S = patience(30.0)
 _RECEIVE_BYTES = 1 << 16
-_QUIET_S = cadence(2.0)
 _IGNORED_BY_PYTHON = {signal.SIGPIPE, signal.SIGXFSZ}
 """Every Python process ignores them, and subprocess gives them back."""
 
@@ -71,7 +147,6 @@ class Template:
         self._exits: dict[int, int] = {}
         self._stores: dict[int, tuple[int, int]] = {}  # pipe -> (request, pid)
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._improvements = (0.0 for _ in huge_pages.collapse())  # with the pause after each step
         self._leaving = False
 
     def serve(self) -> None:
@@ -80,13 +155,9 @@ class Template:
         signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
         self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
         self._selector.register(self._wake_read, selectors.EVENT_READ, self._reap)
-        pause_s: float | None = _QUIET_S
         while not self._leaving:
-            ready = self._selector.select(pause_s)
-            for key, _ in ready:
+            for key, _ in self._selector.select():
                 key.data()
-            if pause_s is not None:
-                pause_s = _QUIET_S if ready else next(self._improvements, None)
 
     # ---- connection ----
 
@@ -150,7 +221,7 @@ class Template:
             self._check_single_thread()
             for spec in request.ranks:
                 forked.pids.append(self._fork_rank(spec))
-        except (OSError, preload.Unfit) as error:
+        except (OSError, Unfit) as error:
             forked.error = str(error)
             self._end(forked.pids)  # a mesh is whole, or it is not
             del forked.pids[:]
@@ -188,7 +259,7 @@ class Template:
                 os.close(port_read)
                 os.close(port_write)
                 raise
-        except (OSError, preload.Unfit) as error:
+        except (OSError, Unfit) as error:
             self._send(FromTemplate(forked=Forked(request=request.request, error=str(error))))
             return
         if pid == 0:
@@ -209,8 +280,8 @@ class Template:
         self._send(FromTemplate(forked=Forked(request=request, pids=[pid], store_port=int(text or 0), error=error)))
 
     def _check_single_thread(self) -> None:
-        if threads := preload.other_threads():
-            raise preload.Unfit(f"the template process has other threads ({', '.join(threads)}) and can not fork")
+        if threads := other_threads():
+            raise Unfit(f"the template process has other threads ({', '.join(threads)}) and can not fork")
 
     def _leave_template(self) -> None:
         """In a forked child: give up everything of the template's."""
@@ -260,20 +331,22 @@ def main() -> None:
     _hear_all_signals()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     listener = listen(arguments.socket) if arguments.socket else socket.socket(fileno=arguments.listen_fd)
-    changed_modules.install()
-    identity.install()
+    reload.install()
+    become_rank.install()
     try:
         with noting() as reads:
-            preload.import_modules(arguments.preload)
-    except preload.Unfit as error:
+            import_modules(arguments.preload)
+        read_at_import.update(reads)
+    except Unfit as error:
         _report_failure(listener, PreloadFailed(module=error.module, traceback=error.text))
         sys.exit(1)
+    imports.learn(arguments.preload, reads)
     shell = make_shell()
-    identity.hide_shell()
+    become_rank.hide_shell()
     patches.install()
-    lone_training.install()
+    steps.lone_training.begin()
     forming.prepare()
-    import_paths.learn()
+    imports.learn_paths()
     _finalize_nothing_at_exit()
     gc.freeze()  # what exists now is never looked at by a rank's collector, so its pages stay shared
     gc.disable()  # also when a preload has enabled it
@@ -306,7 +379,7 @@ def _report_failure(listener: socket.socket, failure: PreloadFailed) -> None:
     deadline = time.monotonic() + _FAILURE_REPORT_TIMEOUT_S
     told = False
     while not told and (left_s := deadline - time.monotonic()) > 0:
-        if select.select([listener], [], [], left_s)[0]:
+        if readable([listener], left_s):
             with suppress(OSError):
                 connection, _ = listener.accept()
                 connection.settimeout(_SEND_TIMEOUT_S)

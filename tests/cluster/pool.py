@@ -261,6 +261,8 @@ class Cluster:
             self._forget()
 
     def _forget(self) -> None:
+        self._clients.clear()  # their reservations are used no longer, and so nothing keeps the nodes' files open
+        self._works.clear()
         self.loop.close()
         self._patch.undo()
         shutil.rmtree(self.directory)

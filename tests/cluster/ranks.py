@@ -273,7 +273,7 @@ class ScriptedSupervisor:
 
     def explain_death(self, process: RankProcess, status: int | None, stderr: list[str]) -> run_pb2.Death:
         pid = process.record.process.pid
-        told: Any = {"killed_by_us": process.killed_by_us, "oom_kills_before": processes.oom_kills(), "limit": ""}
+        told: Any = {"killed_by_us": process.killed_by_us, "oom_kills_before": processes.oom_kills()}
         return processes.explain_death(pid, status, stderr=stderr, stderr_tail=stderr, **told)
 
     async def close(self, *, end_processes: bool) -> None:

@@ -19,13 +19,13 @@ def test_the_stop_button_frees_ranks_that_hang_in_a_collective(open_notebook: Op
     reduce = "x = torch.ones(1) * rank\ndist.all_reduce(x)\nx.item()"
     notebook = open_notebook(
         f"{init}kept = {{'steps': 7}}\n{reduce}",
-        "%%mesh\nif rank == 0:\n    raise ValueError('bad batch')\ndist.all_reduce(x)",
+        "%%mesh --on-error wait\nif rank == 0:\n    raise ValueError('bad batch')\ndist.all_reduce(x)",
         f"{init}{reduce}",
         "%mesh pull kept['steps']",
     )
     assert notebook.run(1).splitlines()[-1] == "Out[0-3]: 6.0"
     notebook.start(2)
-    notebook.wait_for_text(2, re.compile(r"ranks 1-3 wait in all_reduce.*rank 0 raised ValueError"))
+    notebook.wait_for_text(2, re.compile(r"ranks 1-3 wait in all_reduce.*for rank 0, which raised ValueError"))
     assert notebook.is_running(2)
     notebook.interrupt()
     notebook.wait_for_end(2)
@@ -59,7 +59,7 @@ def test_a_lost_kernel_gets_its_mesh_and_its_running_cell_back(
     notebook.wait_for_kernel()
     told = notebook.run(3)
     alive = "attached to dev: 2 nodes × 2 procs, 4 ranks alive"
-    assert told == f"{alive}, run 2, cell [3] still running: %mesh attach follows it"
+    assert told == f"{alive}, run 2, cell [3] still running: %mesh attach follows it, %mesh interrupt stops it"
     notebook.start(4)
     notebook.wait_for_text(4, "[0-3] step 1")
     assert notebook.is_running(4)

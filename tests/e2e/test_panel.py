@@ -90,7 +90,7 @@ def test_the_form_says_whether_it_fits_and_why_not(panel: PanelPage) -> None:
 
 def test_ranks_that_wait_fail_and_die_are_seen_and_one_is_restarted(panel: PanelPage, held: Reservation) -> None:
     panel.wait_for_state("idle", 0, 1, 2, 3)
-    waiting, _ = started(held.mesh.select([0, 1]), HANG)
+    waiting, _ = started(held.mesh.select([0, 1]), HANG.replace("'gloo'", "'gloo', rank=rank, world_size=3"))
     with pytest.raises(monarch_nb.errors.RunFailed):
         held.mesh.select([2]).run("1 / 0")
     panel.wait_for_state("waiting", 0, 1)
@@ -145,9 +145,9 @@ def test_nodes_are_added_and_given_back_when_that_is_what_one_wants(panel: Panel
 
 
 def test_a_hang_is_explained_and_ended(panel: PanelPage, held: Reservation) -> None:
-    run, _ = started(held.mesh, f"import os\nif rank == 0:\n    raise ValueError('bad batch')\n{HANG}")
+    run, _ = started(held.mesh, f"import os\nif rank == 0:\n    raise ValueError('bad batch')\n{HANG}", on_error="wait")
     hang = panel.card("dev").get_by_role("alert")
-    expect(hang).to_contain_text(re.compile(r"^ranks 1-3 wait in \w+ \(.*\); rank 0 raised ValueError\. "))
+    expect(hang).to_contain_text(re.compile(r"^ranks 1-3 wait in \w+ \(.*\) for rank 0, which raised ValueError\. "))
     expect(panel.status).to_have_text("dev · 4 ranks · 1 failed · 3 waiting · not attached")
     panel.button("Release…").click()
     expect(panel.question).to_contain_text("which has run for")

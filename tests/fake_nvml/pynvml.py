@@ -124,10 +124,6 @@ def nvmlDeviceGetUUID(index: int) -> str:
     return f"GPU-stand-in-{index}"
 
 
-def nvmlDeviceGetMinorNumber(index: int) -> int:
-    return index
-
-
 def nvmlDeviceGetName(index: int) -> bytes:
     return _NAME.encode()  # older NVML packages say bytes
 

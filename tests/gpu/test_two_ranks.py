@@ -11,7 +11,7 @@ import pytest
 from integration.live import TIMEOUT_S, eventually, kill, pids_of, said_of_waits, started
 from monarch_nb.client.meshes.mesh import Mesh
 from monarch_nb.client.reservations.reserve import reserve
-from monarch_nb.client.runs.watching import waits_watch
+from monarch_nb.client.runs import waits
 from monarch_nb.errors import RunFailed
 from monarch_nb.provision import Node
 
@@ -61,8 +61,8 @@ def two(pool: list[Node]) -> Iterator[Mesh]:
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Look often, and say at once what stands still."""
-    monkeypatch.setattr(waits_watch, "WAITS_INTERVAL_S", 0.3)
-    monkeypatch.setattr(waits_watch, "APART_AFTER_S", 0.5)
+    monkeypatch.setattr(waits, "WAITS_INTERVAL_S", 0.3)
+    monkeypatch.setattr(waits, "APART_AFTER_S", 0.5)
 
 
 HANGS = {

@@ -16,12 +16,12 @@ from gpus import FAKE_NVML, FakeGpus
 from integration.kernels import Kernel
 from integration.live import HAS_FAILED, Gate
 from integration.pools import PoolOfMany, as_it_was, make_whole
-from monarch_nb.client.connections import tree
+from monarch_nb.client.connections import session
 from monarch_nb.client.meshes.mesh import Mesh
 from monarch_nb.client.reservations.reservation import Reservation
 from monarch_nb.client.reservations.reserve import reserve
-from monarch_nb.client.runs.interrupts import freeing
-from monarch_nb.client.scripts import script_run
+from monarch_nb.client.runs import interrupting
+from monarch_nb.client.scripts import script
 from monarch_nb.config import CONFIG_VARIABLE, HOME_VARIABLE, PATIENCE_VARIABLE, patience
 from monarch_nb.provision import Node
 from monarch_nb.provision.local import LocalProvisioner
@@ -77,7 +77,7 @@ def without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """For tests in which ranks or nodes do not answer, and somebody has to find out: this process, and those that it
     starts, give up as soon as they do for users."""
-    for module, name in ((freeing, "STOP_WAIT_S"), (script_run, "STOP_WAIT_S"), (tree, "LOOK_PATIENCE_S")):
+    for module, name in ((interrupting, "STOP_WAIT_S"), (script, "STOP_WAIT_S"), (session, "LOOK_PATIENCE_S")):
         monkeypatch.setattr(module, name, getattr(module, name) / patience(1.0))
     monkeypatch.setenv(PATIENCE_VARIABLE, "1")
 
@@ -162,8 +162,8 @@ def open_kernel(shared_pool: list[Node], shared_home: Path, tmp_path: Path) -> I
     """Start kernels of one notebook: for tests that need several, or another Python."""
     kernels: list[Kernel] = []
 
-    def open_one(python: Path | None = None) -> Kernel:
-        kernels.append(Kernel(tmp_path / "a.ipynb", python))
+    def open_one(python: Path | None = None, name: str = "a.ipynb") -> Kernel:
+        kernels.append(Kernel(tmp_path / name, python))
         return kernels[-1]
 
     with as_it_was(shared_home):

@@ -27,7 +27,7 @@ first, sys.path[:] = sys.__dict__.setdefault("_first", (dict(os.environ), sys.pa
 for name in os.environ.keys() - first.keys() - {env!r}.keys(): del os.environ[name]
 os.environ.update(first | {env!r})
 os.chdir({cwd!r})
-if stops := sys.modules.get("monarch_nb.client.runs.stops"): stops._chosen.clear()
+if stops := sys.modules.get("monarch_nb.client.runs.results"): stops._chosen.clear()
 get_ipython().reset()
 print("as new")
 """
@@ -113,7 +113,10 @@ class Kernel:
 
     def asked(self, cell: str, prompt: str) -> str:
         """Wait until a cell asks at a prompt; return what it shows by then."""
-        message = self._client.get_stdin_msg(timeout=TIMEOUT_S)
+        try:
+            message = self._client.get_stdin_msg(timeout=TIMEOUT_S)
+        except queue.Empty:
+            raise AssertionError(f"the cell does not ask, it shows: {self.wait(cell)}") from None
         assert message["content"]["prompt"] == prompt, message["content"]
         self._asked = (cell, prompt)
         barrier = self._client.session.msg("kernel_info_request", {})

@@ -23,7 +23,7 @@ from monarch_nb.allocator.supervision.processes import identify, is_alive
 from monarch_nb.client.connections import events
 from monarch_nb.client.meshes.mesh import Mesh
 from monarch_nb.client.pools.pool import pool_named
-from monarch_nb.client.reservations.nodes.extending import extend
+from monarch_nb.client.reservations.jobs import extend
 from monarch_nb.client.reservations.reservation import Reservation
 from monarch_nb.client.runs.run import Run
 

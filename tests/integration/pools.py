@@ -12,9 +12,9 @@ import pytest
 
 from leaks import leaks_of
 from monarch_nb.client.connections.bridge import call
-from monarch_nb.client.pools.leasing.releasing import release
+from monarch_nb.client.pools.leasing import release
 from monarch_nb.client.pools.pool import pool_named
-from monarch_nb.client.reservations.known.lists import list_reservations
+from monarch_nb.client.reservations.lists import list_reservations
 from monarch_nb.client.reservations.reserve import attach
 from monarch_nb.config import HOME_VARIABLE
 from monarch_nb.provision import Node

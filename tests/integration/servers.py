@@ -19,7 +19,6 @@ from tornado.websocket import WebSocketClientConnection, websocket_connect
 
 from e2e.lighter import lighter_path
 from integration.live import TIMEOUT_S, eventually
-from told import view_after
 
 TOKEN = "a-token"
 EXTENSIONS = {"monarch_nb.server": True, "jupyter_server_ydoc": False, "jupyter_server_fileid": False}
@@ -127,8 +126,8 @@ class Browser:
 
     def _take(self, event: Any) -> None:
         match event["type"]:
-            case "view" | "change":
-                self.view = view_after(self.view, event)
+            case "view":
+                self.view = event["view"]
             case "job":
                 self.jobs[event["job"]["id"]] = event["job"]
 

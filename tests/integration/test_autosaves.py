@@ -15,7 +15,7 @@ from integration.live import TIMEOUT_S, Recorder, client, eventually, leave
 from monarch_nb.actor import Actor, endpoint
 from monarch_nb.client.connections import events
 from monarch_nb.client.meshes.mesh import Mesh
-from monarch_nb.client.reservations.known.lists import list_reservations
+from monarch_nb.client.reservations.lists import list_reservations
 from monarch_nb.client.reservations.reservation import Reservation
 from monarch_nb.client.reservations.reserve import attach
 from monarch_nb.errors import SaveError, UsageError
@@ -254,14 +254,44 @@ def test_an_endpoint_that_waits_for_a_save_can_be_interrupted(kernel: Kernel, tm
         "trainers = mesh.spawn('trainers', Trainer)\n"
         "trainers.step.call().get()"
     )
-    never = "from monarch_nb.worker.autosaves.keeper import Keeper\ngoes_on = Keeper._goes_on\n"
-    kernel.run(f"%%mesh\n{never}Keeper._goes_on = lambda *_: print('it waits', flush=True)")
+    never = "from monarch_nb.worker.autosaves.agreement import Part\nenter = Part.enter\n"
+    refuses = "lambda part, each: print('it waits', flush=True) if each.actor else enter(part, each)"
+    kernel.run(f"%%mesh\n{never}Part.enter = {refuses}")
     cell = kernel.start("trainers.step.call().get()")
     kernel.wait(cell, "it waits")
     kernel.interrupt()
     assert "interrupted trainers.step" in kernel.wait(cell)
-    kernel.run("%%mesh\nKeeper._goes_on = goes_on")
+    kernel.run("%%mesh\nPart.enter = enter")
     assert "Error" not in kernel.run("trainers.step.call().get()")
+
+
+def test_an_interrupt_ends_a_save_between_two_cells(kernel: Kernel, tmp_path: Path) -> None:
+    where, stuck = tmp_path / "saves", tmp_path / "stuck"
+    stuck.mkdir()
+    kernel.run(
+        "%%mesh\n"
+        "import time\nfrom pathlib import Path\n"
+        "from monarch_nb.worker.saving import writing\n"
+        "write, kept = writing._write, 7\n"
+        "def hang(*arguments):\n"
+        f"    while (stuck := Path({str(stuck)!r})).exists():\n"
+        "        (stuck / str(rank)).touch()\n"
+        "        time.sleep(0.01)\n"
+        "    return write(*arguments)\n"
+        "writing._write = hang"
+    )
+    kernel.run(f"%mesh save {where} --every 1s\nimport monarch_nb")
+    eventually(lambda: len(list(stuck.iterdir())) == 4)
+    assert kernel.run("%mesh interrupt") == "interrupted a save between two runs on ranks 0-3"
+    assert not list(where.iterdir()), "what was half made is gone"
+    stuck.rename(tmp_path / "before")
+    stuck.mkdir()
+    eventually(lambda: len(list(stuck.iterdir())) == 4)
+    behind = "run = monarch_nb.attach('dev').mesh.submit('kept')\nprint(run.interrupt())"
+    assert kernel.run(behind).strip() == "interrupted ranks 0-3", "it waits behind the next save"
+    stuck.rename(tmp_path / "then")
+    assert "7" in kernel.run("%%mesh\nkept")
+    eventually(lambda: saves(where))
 
 
 def test_in_a_notebook(kernel: Kernel, tmp_path: Path) -> None:
@@ -287,7 +317,10 @@ def test_in_a_notebook(kernel: Kernel, tmp_path: Path) -> None:
     assert "not loaded: net, optimizer" in kernel.run(f"%mesh load {where}")
     assert re.search(r"last saved saves/0001 at step 2 of run \d+", kernel.run("%mesh status"))
     assert re.search(r"saves/0001 .* dev, run \d+, step 2, every 2 steps ", kernel.run(f"%mesh saves {where}"))
-    assert kernel.run("%mesh save --off") == "ranks save by themselves no more"
+    assert (
+        kernel.run("%mesh save --off")
+        == "ranks no longer save by themselves: %mesh save DIR --every 10m has them do it again"
+    )
     assert "save by themselves" not in kernel.run("%mesh status")
     kernel.run(f"%mesh save {where} --at-end")
     kernel.run("%%mesh\nnumber = rank")

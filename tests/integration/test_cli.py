@@ -2,6 +2,7 @@
 
 import json
 import platform
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 import monarch_nb
+from integration.live import eventually
 from leaks import leaks_of
 from monarch_nb.cli.main import main
 from monarch_nb.errors import NoSuchPool, RunFailed
@@ -59,9 +61,23 @@ def test_ranks_are_not_the_task_whose_shell_started_the_pool(
 def test_a_day_with_the_local_pool(pool_home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "starting 2 local nodes × 2 procs" in said(capsys, "up", "--nodes", "2", "--procs", "2")
     assert said(capsys, "up", "--nodes", "2") == "the pool 'local' is up: node0, node1\n"
-    assert "end it first (monarch-nb down)" in said(capsys, "up", "--nodes", "1", status=1)
 
-    assert "(%mesh reserve NAME --nodes 1 --procs 2 in a notebook)" in said(capsys, "status"), "no more than fits"
+    assert "(monarch-nb reserve NAME --nodes 1 --procs 2)" in said(capsys, "status"), "no more than fits"
+    shape = "reserve", "trial", "--nodes", "2", "--procs", "1"
+    assert "trial: 2 nodes × 1 proc, 2 ranks ready in " in said(capsys, *shape, "--time", "8h", "--env", "LR=1")
+    assert "trial: 2 nodes × 1 proc, 2 ranks held already, " in said(capsys, *shape)
+    assert "and held by trial " in said(capsys, "up", "--nodes", "1", status=1)
+    assert said(capsys, "extend", "1h").startswith("trial: 1 h more, ")
+    assert said(capsys, "restart", "trial", "-t", "1").startswith("rank 1 restarted in ")
+    trial = monarch_nb.attach("trial")
+    assert trial.mesh.run("__import__('os').environ['LR']").values == ["1", "1"]
+    run = trial.mesh.submit("import time; time.sleep(600)")
+    eventually(lambda: re.match(r"── ranks 0-1 .*time\.sleep\(600\)", said(capsys, "stacks"), re.DOTALL))
+    assert said(capsys, "interrupt") == "interrupted run 2 on ranks 0-1\n"
+    with pytest.raises(RunFailed):
+        run.result()
+    said(capsys, "release", "trial")
+
     dev = monarch_nb.reserve("dev", nodes=2, procs=1)
     dev.mesh.run("print('hello from', rank)\nprint('twice', end='')")
     assert "dev          " in said(capsys, "list")
@@ -87,19 +103,19 @@ def test_a_day_with_the_local_pool(pool_home: Path, tmp_path: Path, capsys: pyte
     dev.mesh.run("rank")
     with pytest.raises(RunFailed):
         dev.mesh.run("raise ValueError('odd')", cell_number=12)
-    failed = "── run 3, cell [12] (raise ValueError('odd')) ──\n[0-1] failed: ValueError: odd (Cell In[12]:1)"
-    assert said(capsys, "logs").endswith(f"{failed}; `monarch-nb logs --run 3` shows the traceback\n")
-    alone = said(capsys, "logs", "--run", "3")
+    failed = "── run 4, cell [12] (raise ValueError('odd')) ──\n[0-1] failed: ValueError: odd (Cell In[12]:1)"
+    assert said(capsys, "logs").endswith(f"{failed}; `monarch-nb logs --run 4` shows the traceback\n")
+    alone = said(capsys, "logs", "--run", "4")
     assert alone.startswith(f"{failed}\n")
     assert "----> 1 raise ValueError('odd')" in alone
-    assert said(capsys, "logs", "--run", "2") == "run 2 (rank) printed nothing\n"
+    assert said(capsys, "logs", "--run", "3") == "run 3 (rank) printed nothing\n"
     assert "you hold dev" in said(capsys, "logs", "nope", status=1)
 
     dev.mesh.run("for step in range(9): print('step:', step, ' loss:', 9 - step + rank)")
     assert said(capsys, "plot").splitlines()[3].split() == ["loss", "0-1", "18", "1"]
-    assert said(capsys, "plot", "dev", "--run", "4", "-t", "1").startswith("run 4\n")
-    drawn = said(capsys, "plot", "--run", "4", "loss")
-    assert drawn == said(capsys, "plot", "dev", "--run", "4", "loss")
+    assert said(capsys, "plot", "dev", "--run", "5", "-t", "1").startswith("run 5\n")
+    drawn = said(capsys, "plot", "--run", "5", "loss")
+    assert drawn == said(capsys, "plot", "dev", "--run", "5", "loss")
     assert drawn.endswith("loss: 1 at step 8 on rank 0; last 1 (rank 0) to 2 (rank 1)\n")
     assert ("░" in drawn, "\x1b" in drawn) == (True, False)
     picture = tmp_path / "loss.svg"
@@ -107,13 +123,23 @@ def test_a_day_with_the_local_pool(pool_home: Path, tmp_path: Path, capsys: pyte
     assert picture.read_text().startswith("<svg")
     with pytest.raises(SystemExit):
         main(["plot", "los"])
-    assert "no line of run 4 has 'los'; nearest: loss" in capsys.readouterr().err
+    assert "no line of run 5 has 'los'; nearest: loss" in capsys.readouterr().err
 
     assert "held by dev" in said(capsys, "down", status=1)
     assert dev.mesh.run("rank").values == [0, 1], "a refused `down` changes nothing"
-    assert said(capsys, "release") == "released dev (2 nodes × 1 proc)\n"
+    released, kept = said(capsys, "release").splitlines()
+    assert released == "released dev (2 nodes × 1 proc)"
+    assert kept.startswith("monarch-nb logs dev shows its output for 7 more days; files on node0: ")
+    assert (Path(kept.rpartition(": ")[2]) / "runs" / "1" / "0.out").read_text() == "hello from 0\ntwice"
+    when, *shown = said(capsys, "logs", "dev", "--run", "1").splitlines()
+    assert when.startswith("dev ended at ")
+    assert shown == [heading, "[0] hello from 0", "[1] hello from 1", "[0-1] twice"]
+    assert said(capsys, "logs", "dev", "--raw", "-t", "1", "--run", "1") == "[1] hello from 1\n[1] twice\n"
+    assert f"{failed}; `monarch-nb logs dev --run 4` shows the traceback\n" in said(capsys, "logs", "dev", "-n", "0")
+    assert "----> 1 raise ValueError('odd')" in said(capsys, "logs", "dev", "--run", "4")
+    assert "no reservation 'nope'" in said(capsys, "logs", "nope", status=1)
     assert said(capsys, "release", "dev", status=1) == "monarch-nb: no reservation 'dev'; you hold none\n"
-    assert said(capsys, "release") == "nothing is held\n"
+    assert said(capsys, "release") == "you hold nothing in the pool local: there is nothing to release\n"
 
     assert said(capsys, "down").startswith("the pool 'local' is down")
     assert said(capsys, "down") == "no pool 'local' is up\n"

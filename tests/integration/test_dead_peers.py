@@ -48,6 +48,23 @@ def test_all_ranks_end_when_one_dies_between_collectives(fresh_mesh: Mesh, gate:
     assert fresh_mesh.run(f"{INIT}\ndist.get_world_size()").values == [4] * 4
 
 
+def test_a_group_in_a_cell_on_some_ranks_is_refused_at_once_and_says_how_it_is_made(fresh_mesh: Mesh) -> None:
+    some = fresh_mesh.select([1, 3])
+    total = "value = torch.ones(1)\ndist.all_reduce(value)\nvalue.item()"
+    with pytest.raises(RunFailed) as raised:
+        some.run(INIT, timeout_s=60)
+    said = raised.value.failures[1].message
+    assert "a group of all 4 ranks, but this cell runs only on ranks 1,3" in said
+    remedy = said.partition("alone: ")[2]
+    assert remedy == "dist.init_process_group(rank=[1, 3].index(rank), world_size=2)"
+    imports = "import torch, torch.distributed as dist"
+    assert some.run(f"{imports}\n{remedy}\n{total}").values == [2.0, 2.0]
+    with pytest.raises(RunFailed, match=r"a process group of 2 ranks .* before you make one with 4 ranks"):
+        fresh_mesh.run(INIT, on_error="abort", timeout_s=60)
+    fresh_mesh.run("if dist.is_initialized(): dist.destroy_process_group()")
+    assert fresh_mesh.run(f"{INIT}\n{total}").values == [4.0] * 4
+
+
 @pytest.mark.slow
 def test_ranks_that_handle_the_error_go_on_in_their_new_group(fresh_mesh: Mesh, gate: Gate, tmp_path: Path) -> None:
     fresh_mesh.run(INIT)

@@ -101,7 +101,7 @@ def test_ctrl_c_leaves_the_prompt_and_another_interrupts(kernel: Kernel) -> None
 
 def test_headless_cells_go_on_or_fail(kernel: Kernel) -> None:
     text = kernel.run(STEPS, headless=True)
-    assert "[stderr:0-3] breakpoint() at Cell In[3]:2 passed: nobody can answer here" in text
+    assert "[stderr:0-3] breakpoint() at Cell In[3]:2 was passed: nobody can answer here" in text
     assert "[1] end 11" in text
     text = kernel.run(STEPS.replace("%%mesh", "%%mesh --on-breakpoint=error"), headless=True)
     assert "the run fails there (--on-breakpoint=error)" in text

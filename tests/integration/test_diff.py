@@ -54,7 +54,15 @@ def test_what_differs_is_named(mesh: Mesh) -> None:
     assert [path for path, _ in mesh.diff(rng=True).rows()] == ["python", "torch"]
     assert mesh.diff(env=True).equal
     mesh.run("import os\nif rank == 2: os.environ['NCCL_DEBUG'] = 'INFO'")
-    assert mesh.diff(env=True).rows() == [("variables.NCCL_DEBUG", "rank 2: 'INFO'; ranks 0-1,3-7: not there")]
+    report = mesh.diff(env=True)
+    assert report.rows() == [("variables.NCCL_DEBUG", "rank 2: 'INFO'; ranks 0-1,3-7: not there")]
+    assert not report.notes(), "NCCL reads it when a group is made"
+    mesh.run("os.environ['TORCH_LOGS'] = 'recompiles'")
+    [note] = mesh.diff(env=True).notes()
+    said = "ranks 0-7: TORCH_LOGS changed too late to count, after Python or a module had read it"
+    advice = "%mesh reserve dev --nodes 2 --procs 4 --env TORCH_LOGS=… --replace (variables of the ranks are lost)"
+    assert note == f"{said}: {advice}"
+    assert mesh.reservation.doctor().notes == (note,)
 
 
 def test_the_value_is_evaluated_once_and_not_kept(mesh: Mesh) -> None:

@@ -36,7 +36,7 @@ NAMES = [
     for name in module.__all__
     if name not in NEED_MORE | {"__version__", "errors"} and (module, name) != (monarch_nb.actor, "Extent")
 ]
-DIFFERS = {"Uid", "list_everywhere", "list_reservations"}
+DIFFERS = {"list_everywhere", "list_reservations"}
 """What these show depends on chance, or on what else is held."""
 
 

@@ -17,7 +17,7 @@ from leaks import processes_of, wait_for_end
 from monarch_nb import config
 from monarch_nb.client.connections.bridge import call
 from monarch_nb.client.connections.connection import Connection
-from monarch_nb.client.reservations.known.lists import list_reservations
+from monarch_nb.client.reservations.lists import list_reservations
 from monarch_nb.client.reservations.reservation import Reservation
 from monarch_nb.client.reservations.reserve import reserve
 from monarch_nb.errors import (
@@ -30,6 +30,7 @@ from monarch_nb.errors import (
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto.allocator_pb2_grpc import AllocatorStub
 from monarch_nb.provision import Node
+from monarch_nb.provision.local import LocalProvisioner
 
 
 @pytest.fixture
@@ -191,6 +192,7 @@ class TestInterruptedHalfWay:
         )
         with client(program) as kernel:
             assert kernel.line() == "interrupted", kernel.errors()
+        assert LocalProvisioner().nodes() == [], "those that were started have ended"
         assert list_reservations() == []
         assert reserve("whole", procs=1).mesh.run("rank").values == [0]
 

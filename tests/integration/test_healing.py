@@ -16,6 +16,7 @@ from integration.live import Recorder, eventually, started
 from monarch_nb.cli.main import main
 from monarch_nb.client.connections import events
 from monarch_nb.client.connections.bridge import background_loop
+from monarch_nb.client.connections.connection import ALLOCATOR_DOWN
 from monarch_nb.client.pools.pool import pool_object
 from monarch_nb.client.reservations.reservation import Reservation
 from monarch_nb.panel.live import Live
@@ -42,7 +43,9 @@ def kill() -> None:
     eventually(lambda: not LocalProvisioner().nodes()[0].alive)
 
 
-def test_whoever_needs_a_node_starts_it_again_three_times(dev: Reservation, capsys: pytest.CaptureFixture[str]) -> None:
+def test_whoever_needs_a_node_starts_it_again_three_times(
+    dev: Reservation, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     kill()
     told = Recorder()
     assert dev.mesh.submit("x + 10", listener=told).result(60) == [10, 11], "a cell, with the ranks' variables"
@@ -63,9 +66,18 @@ def test_whoever_needs_a_node_starts_it_again_three_times(dev: Reservation, caps
     assert main(["status"]) == 0
     printed = capsys.readouterr()
     assert "died (monarch-nb up starts it again)" in printed.out, "whatever kills it goes on doing so"
-    assert printed.err == ""
+    assert "not started by themselves now" in printed.err
+    assert main(["status"]) == 0
+    assert capsys.readouterr().err == "", "once"
+    (tmp_path / "one.py").write_text("")
+    assert main(["run", "dev", str(tmp_path / "one.py")]) == 1
+    assert "node0 does not answer; its ranks are as they were: monarch-nb up starts" in capsys.readouterr().err
+    assert main(["logs", "dev"]) == 0
+    assert f"what rank 0 wrote is not here: node0 {ALLOCATOR_DOWN}" in capsys.readouterr().out
     assert main(["up"]) == 0, "somebody asks for it"
     assert dev.mesh.run("x").values == [0, 1]
+    kill()
+    assert dev.mesh.run("x").values == [0, 1], "counted anew"
 
 
 def test_a_cell_that_runs_needs_it(dev: Reservation, tmp_path: Path) -> None:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import pytest
 
 from integration.live import Gate, Recorder, client, eventually, pids_of, said_of_waits, started
 from monarch_nb.client.connections import events
+from monarch_nb.client.debug.debugger import Debugger
 from monarch_nb.client.meshes.mesh import Mesh
+from monarch_nb.client.runs import interrupting, waits
 from monarch_nb.client.runs import run as run_module
-from monarch_nb.client.runs.interrupts import freeing
-from monarch_nb.client.runs.watching import waits_watch
+from monarch_nb.client.runs.mismatches import wait_in_vain
 from monarch_nb.errors import GROUP_ABORTED, RunFailed
 
 INIT = "dist.init_process_group('gloo')"
@@ -32,8 +34,8 @@ HANG_IN_C = "sum(range(10 ** 14))  # holds the interpreter and looks at no signa
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a client says or gives up after seconds, it does at once."""
-    monkeypatch.setattr(waits_watch, "WAITS_INTERVAL_S", 0.1)
-    monkeypatch.setattr(waits_watch, "APART_AFTER_S", 0.2)
+    monkeypatch.setattr(waits, "WAITS_INTERVAL_S", 0.1)
+    monkeypatch.setattr(waits, "APART_AFTER_S", 0.2)
     monkeypatch.setattr(run_module, "ABORT_AFTER_S", 0.1)
 
 
@@ -143,7 +145,7 @@ class TestCollective:
         mesh.run(f"{TRAIN}\n{INIT}")
         for missing in (0, 5):
             assert mesh.run("step()").values == [28.0] * 8
-            run, recorder = started(mesh, f"if rank == {missing}: raise KeyError('boom')\nstep()")
+            run, recorder = started(mesh, f"if rank == {missing}: raise KeyError('boom')\nstep()", on_error="wait")
             recorder.wait_for(lambda recorder: recorder.of(events.Result))
             wait_until_in_collective(mesh, 7)
             report = run.interrupt()
@@ -178,10 +180,11 @@ class TestCollective:
     def test_who_waits_for_whom_is_said(self, fresh_mesh: Mesh, soon: None) -> None:
         mesh = fresh_mesh
         mesh.run(f"{TRAIN}\n{INIT}")
-        run, recorder = started(mesh, "if rank == 7: raise KeyError('boom')\nstep()", cell_number=12)
+        code = "if rank == 7: raise KeyError('boom')\nstep()"
+        run, recorder = started(mesh, code, cell_number=12, on_error="wait")
 
-        recorder.wait_for(lambda recorder: said_of_waits(recorder).startswith("ranks 0-6 wait in all_reduce"))
-        assert "rank 7 raised KeyError: interrupt" in said_of_waits(recorder)
+        recorder.wait_for(lambda recorder: said_of_waits(recorder).startswith("Stuck: ranks 0-6 wait in all_reduce"))
+        assert "for rank 7, which raised KeyError. Press ■" in said_of_waits(recorder)
         stacks = mesh.stacks()
         [waiting] = [stack for ranks, stack in stacks.groups if ranks == tuple(range(7))]
         assert "step" in waiting
@@ -191,7 +194,7 @@ class TestCollective:
         with pytest.raises(RunFailed):
             run.result(60)
         assert said_of_waits(recorder).startswith("ranks 0-6 waited in all_reduce"), "a saved notebook still says why"
-        assert said_of_waits(recorder).endswith("rank 7 raised KeyError")
+        assert said_of_waits(recorder).endswith("for rank 7, which raised KeyError")
         with pytest.raises(RunFailed) as later:
             mesh.run("pass\nstep()", cell_number=13)
         [(everyone, failure)] = later.value.groups()
@@ -206,9 +209,68 @@ class TestCollective:
 
         recorder.wait_for(lambda recorder: "ranks 0-2,4-7 wait in all_reduce" in said_of_waits(recorder))
         assert "rank 3 waits in barrier (Cell In[12]:3)" in said_of_waits(recorder)
-        assert "interrupt (■, or %mesh interrupt)" in said_of_waits(recorder)
+        assert "Press ■ (or %mesh interrupt) to free them" in said_of_waits(recorder)
         run.interrupt()
         assert run.wait(60)
+
+    def test_ranks_that_wait_in_vain_for_one_that_failed_are_freed(self, fresh_mesh: Mesh, soon: None) -> None:
+        mesh = fresh_mesh
+        mesh.run(f"{TRAIN}\nkept = rank")
+        for before, code in (("", INIT), (INIT, "step()"), (INIT, "dist.recv(torch.ones(1), 3)")):
+            mesh.run(before)
+            recorder = Recorder()
+            with pytest.raises(RunFailed) as raised:
+                mesh.run(f"if rank == 3: raise KeyError('boom')\n{code}", listener=recorder)
+            assert kinds(raised.value) == {"error": [3], "interrupted": [0, 1, 2, 4, 5, 6, 7]}
+            assert raised.value.groups()[0][0] == [3], "the cause comes first"
+            waits = [notice.text for notice in recorder.of(events.Notice) if notice.key == "waits"]
+            assert any(text.endswith("This ends by itself in some seconds; variables stay.") for text in waits)
+            [notice] = [notice for notice in recorder.of(events.Notice) if notice.key == "abort"]
+            assert notice.text.startswith("ranks 0-2,4-7 freed: rank 3 failed and can never join them; all variables")
+            assert "for rank 3, which raised KeyError" in said_of_waits(recorder), "a saved notebook still says why"
+        assert mesh.pull("kept") == list(range(8))
+        mesh.run(INIT)
+        assert mesh.run("step()").values == [28.0] * 8
+
+    @pytest.mark.parametrize("kind", ["computes", "joins in a task", "joins in another cell", "is debugged"])
+    def test_no_rank_is_freed_while_it_or_the_one_that_failed_may_go_on(
+        self, fresh_mesh: Mesh, gate: Gate, second_gate: Gate, soon: None, monkeypatch: pytest.MonkeyPatch, kind: str
+    ) -> None:
+        mesh, debugger, verdicts = fresh_mesh, Debugger(fresh_mesh), list[bool]()
+
+        def judge(*facts: Any) -> bool:
+            verdicts.append(wait_in_vain(*facts))
+            return verdicts[-1]
+
+        monkeypatch.setattr(run_module, "wait_in_vain", judge)
+        monkeypatch.setattr(waits, "APART_AFTER_S", 1e9)
+        mesh.run(f"{TRAIN}\n{INIT}\nimport asyncio\nasync def join():\n  await asyncio.to_thread(wait)\n  step()")
+        mesh.run(f"def wait():\n  {gate.wait}")
+        run, _ = started(
+            mesh,
+            "if rank == 7:\n"
+            f"  {second_gate.wait}\n"
+            f"  {'task = asyncio.get_running_loop().create_task(join())' if kind == 'joins in a task' else 'pass'}\n"
+            "  raise KeyError('boom')\n"
+            f"if rank == 0: {'wait()' if kind == 'computes' else 'pass'}\n"
+            "step()",
+        )
+        other = mesh.select([7]).submit("wait()\nstep()") if kind == "joins in another cell" else None
+        second_gate.open()
+        eventually(lambda: 7 in run.results)
+        if kind == "is debugged":
+            assert debugger.enter_errors() == [7]
+        monkeypatch.setattr(waits, "APART_AFTER_S", 0.2)
+        eventually(lambda: len(verdicts) > 2)
+        assert not any(verdicts)
+        debugger.leave_errors()
+        gate.open()
+        with pytest.raises(RunFailed) as raised:
+            run.result(60)
+        freed = {} if kind.startswith("joins") else {"interrupted": list(range(7))}
+        assert kinds(raised.value) == {"error": [7]} | freed
+        if other is not None:
+            assert other.result(60) == [28.0]
 
     def test_on_error_abort_needs_nobody(self, fresh_mesh: Mesh, soon: None) -> None:
         mesh = fresh_mesh
@@ -291,7 +353,8 @@ class TestCtrlC:
         with client(self.PROGRAM.format(code="'never'", texts=["waits for"])) as script:
             assert script.line() == "waits for"
             script.interrupt()
-            assert script.line() == f"not begun: removed from the queue; run {run.number} goes on"
+            goes_on = f"run {run.number} goes on: %mesh interrupt stops it"
+            assert script.line() == f"not begun: removed from the queue; {goes_on}"
             gate.open(8)
             assert run.result(60) == list(range(8)), "the other one's goes on"
             assert script.line() == "[0, 1, 2, 3, 4, 5, 6, 7]"
@@ -317,7 +380,7 @@ class TestTimeout:
 @pytest.mark.slow
 def test_code_that_handles_its_interrupt_is_left_alone(mesh: Mesh, gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranks 0-3 have a handler, the others catch KeyboardInterrupt. Both save, which takes long."""
-    monkeypatch.setattr(freeing, "STOP_WAIT_S", 4.0)  # as users have it
+    monkeypatch.setattr(interrupting, "STOP_WAIT_S", 4.0)  # as users have it
     code = (
         "import signal, time\ncalls = []\n"
         "if rank < 4:\n"

@@ -8,7 +8,7 @@ import pytest
 
 from integration.live import said_of_waits, started
 from monarch_nb.client.meshes.mesh import Mesh
-from monarch_nb.client.runs.watching import waits_watch
+from monarch_nb.client.runs import waits
 from monarch_nb.errors import RunFailed
 
 pytestmark = pytest.mark.shape(nodes=1, procs=4)
@@ -28,8 +28,8 @@ for _ in range(3):
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Look often, and say at once what stands still."""
-    monkeypatch.setattr(waits_watch, "WAITS_INTERVAL_S", 0.3)
-    monkeypatch.setattr(waits_watch, "APART_AFTER_S", 0.5)
+    monkeypatch.setattr(waits, "WAITS_INTERVAL_S", 0.3)
+    monkeypatch.setattr(waits, "APART_AFTER_S", 0.5)
 
 
 CASES = {
@@ -64,6 +64,13 @@ else:
 """,
         "call 1 in group right (ranks 2-3) is all_reduce of float32[6] on rank 2, broadcast of float32[6] on rank 3",
     ),
+    "one shape": (
+        "dist.all_reduce(torch.ones(8 if rank == 1 else 4))",
+        (
+            "call 4 in the default group is all_reduce of float32[4] on ranks 0,2-3, all_reduce of float32[8] on rank "
+            "1: shapes differ; it is over on ranks 0,2-3: do not trust its result there"
+        ),
+    ),
     "peers": (
         """
 if rank > 1:
@@ -77,7 +84,20 @@ if rank > 1:
 
 @pytest.mark.parametrize("kind", CASES)
 def test_what_does_not_match_is_named(mesh: Mesh, soon: None, kind: str) -> None:
-    code, expected = CASES[kind]
+    says_in_a_new_group(mesh, *CASES[kind])
+
+
+def test_what_was_called_in_the_group_before_is_not_told_of_a_new_one(mesh: Mesh, soon: None) -> None:
+    """Ranks that have ended their run have made as many calls in both. The numbers of bytes are the same, so that Gloo
+    ends the same ranks' calls."""
+    for dtype in ("float32", "int32"):
+        code = f"dist.all_reduce(torch.ones(8 if rank == 1 else 4, dtype=torch.{dtype}))"
+        told = f"all_reduce of {dtype}[4] on ranks 0,2-3, all_reduce of {dtype}[8] on rank 1: shapes differ; it is over"
+        says_in_a_new_group(mesh, code, told)
+
+
+def says_in_a_new_group(mesh: Mesh, code: str, expected: str) -> None:
+    """Fail unless the sentence of the hang has these words, and keeps them when it is over."""
     mesh.run(INIT)
     run, recorder = started(mesh, code)
 
@@ -104,9 +124,34 @@ def test_a_rank_that_gloo_ends_says_who_has_called_what(mesh: Mesh) -> None:
     assert begin == "killed by signal 6 (SIGABRT)"
     assert told.startswith("call 4 in the default group is all_reduce of ")
     if died.rank == odd:
-        assert told.endswith(f"[{numbers[1]}] on ranks 0,2-3; rank {odd} called something else")
+        assert told.endswith(f"[{numbers[1]}] on ranks 0,2-3, all_reduce on rank {odd}: shapes or dtypes differ")
     else:
         assert f"all_reduce of float32[{numbers[0]}] on rank {odd}" in told
+        assert told.endswith(f", all_reduce on rank {died.rank}: shapes differ")
     stack = "\n".join(died.stderr_tail)
     assert re.search(r"in all_reduce\n(.*\n)?  Run \d+, line 2 in <module>$", stack), stack
     mesh.restart()
+
+
+def test_ranks_that_finished_say_what_they_have_called_where_gloo_ends_another(mesh: Mesh) -> None:
+    mesh.run(INIT)
+    with pytest.raises(RunFailed) as raised:
+        mesh.run("dist.broadcast(torch.ones(8 if rank == 2 else 1024), 0)")
+    message = raised.value.failures[2].message
+    assert re.search(
+        r"call 4 in the default group is broadcast of float32\[1024\] on ranks? \S+, broadcast on", message
+    )
+    assert message.endswith(": shapes or dtypes differ")
+    mesh.restart()
+
+
+def test_the_traceback_of_a_call_that_torch_refuses_ends_at_the_line_of_the_cell(mesh: Mesh) -> None:
+    mesh.run(INIT)
+    with pytest.raises(RunFailed) as raised:
+        mesh.run("pass\ndist.all_gather([torch.ones(2) for _ in range(4)], torch.ones(3))", cell_number=7)
+    [(everyone, failure)] = raised.value.groups()
+    assert everyone == [0, 1, 2, 3]
+    assert "invalid tensor size" in failure.message
+    assert "Cell In[7], line 2" in failure.traceback
+    assert "distributed_c10d" not in failure.traceback, "its frames are torch's own"
+    assert "c10d_logger" not in failure.traceback

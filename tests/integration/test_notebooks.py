@@ -68,11 +68,10 @@ def test_figures_of_a_rank_and_of_the_kernel(quickstart: Executed) -> None:
 
 
 def test_a_rank_that_raises_is_named_and_the_others_are_freed(quickstart: Executed) -> None:
-    told = quickstart.text("notices.get")
-    assert "ranks 0-4,6-7 wait in all_reduce" in told
-    assert "rank 5 raised ValueError" in told
-    assert "on ranks 0-4,6-7" in quickstart.text("%mesh interrupt")
     stuck = quickstart.text("rank 5 read a bad batch")
+    assert "ranks 0-4,6-7 waited in all_reduce" in stuck
+    assert "for rank 5, which raised ValueError" in stuck
+    assert "ranks 0-4,6-7 freed: rank 5 failed and can never join them" in stuck
     assert "ValueError: rank 5 read a bad batch" in stuck
     assert not re.search(r"mean loss \d", stuck)
     again = quickstart.text("# also gives all")

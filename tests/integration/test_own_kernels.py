@@ -1,4 +1,4 @@
-"""What needs a kernel of its own: restarted or lost ones, time that runs out, ranks that hang as in the README."""
+"""What needs a kernel of its own: restarted or lost ones, and time that runs out."""
 
 from __future__ import annotations
 
@@ -7,15 +7,11 @@ from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
-import pytest
-
 import monarch_nb
 from integration.kernels import PATIENT, Kernel
 from integration.live import Gate, leave
 from integration.stopped import all_asked
 from monarch_nb.shape import Extent, parse_targets
-
-README = Path(__file__).resolve().parents[2] / "README.md"
 
 
 def test_a_restart_of_the_kernel_leaves_the_ranks_alone(kernel: Kernel, gate: Gate) -> None:
@@ -64,6 +60,20 @@ def test_a_lost_kernel_gets_everything_back(
     assert again.run("%mesh pull i") == "[29, 29, 29, 29]"
 
 
+def test_two_notebooks_hear_of_each_other(prompt: Kernel, open_kernel: Callable[..., Kernel]) -> None:
+    prompt.run("%load_ext monarch_nb\n%mesh reserve both --procs 2")
+    assert "uses both" not in prompt.run("%mesh attach")
+    endless = prompt.start("%%mesh\nprint('begun')\nimport threading\nthreading.Event().wait()")
+    prompt.wait(endless, "[0-1] begun")
+    other = open_kernel(name="b.ipynb")
+    attached = other.run("%load_ext monarch_nb\n%mesh attach both --noblock")
+    assert "a.ipynb uses both, too: cells wait for each other, and variables are shared" in attached
+    other.run("%mesh interrupt")
+    assert "interrupted from b.ipynb" in prompt.wait(endless)
+    assert "b.ipynb uses both, too" in prompt.run("%mesh attach")
+    prompt.run("%mesh release")
+
+
 def test_time_that_runs_out(prompt: Kernel) -> None:
     assert "2 ranks ready in" in prompt.run("%load_ext monarch_nb\n%mesh reserve brief --procs 2 --time 1h")
     endless = prompt.start("%%mesh\nprint('begun')\nimport threading\nthreading.Event().wait()")
@@ -92,17 +102,3 @@ def test_a_release_elsewhere_is_told_and_ones_own_is_not(prompt: Kernel) -> None
     assert re.search(said, prompt.wait(idle, "was released at"))
     for cell in (hello, "%mesh status"):
         assert re.search(said, prompt.run(cell))
-
-
-@pytest.mark.quick
-def test_the_hung_collective_of_the_readme(prompt: Kernel) -> None:
-    [section] = re.findall(r"^## A collective that hangs.*?^## ", README.read_text(), re.DOTALL | re.MULTILINE)
-    hang, waiting, interrupted, go_on, went_on = re.findall(r"^```\w*\n(.*?)\n```", section, re.DOTALL | re.MULTILINE)
-    prompt.run("%load_ext monarch_nb\n%mesh reserve dev --nodes 2 --procs 4")
-    prompt.run("%%mesh\nimport torch.distributed as dist\ndist.init_process_group('gloo')")
-    prompt.run("%%mesh\nimport torch\nweights = torch.ones(3) * rank")
-    cell = prompt.start(hang)
-    prompt.wait(cell, waiting)
-    prompt.interrupt()
-    assert interrupted in re.sub(r"\x1b\[\d+m", "", prompt.wait(cell))
-    assert prompt.run(go_on).strip() == went_on

@@ -14,8 +14,10 @@ import pytest
 import monarch_nb
 from integration.live import TIMEOUT_S
 from leaks import leaks_of, processes_of, wait_for_end
+from monarch_nb.client.logs.records import past_log
 from monarch_nb.config import HOME_VARIABLE, PATIENCE_VARIABLE, NodePaths, home_directory
 from monarch_nb.errors import PoolError
+from monarch_nb.notebook.output.logs import past_lines
 from monarch_nb.provision import Node, daemons
 from monarch_nb.provision.local import LocalProvisioner
 from signals import PYTHON_IGNORES, ignored_and_blocked, inherited
@@ -64,11 +66,20 @@ def test_up_again_more_and_another_shape(pool_home: Path) -> None:
     more = local.up(2)
     assert pids(more)[:1] == pids(first)
     assert len(more) == 2
-    with pytest.raises(PoolError, match="is up with 2 nodes × 2 procs"):
+    held = monarch_nb.reserve("dev", nodes=2, procs=1)
+    held.mesh.run("print('hello from', rank)")
+    with pytest.raises(PoolError, match=r"is up with 2 nodes × 2 procs, and held by dev .*: release first"):
         local.up(2, 4)
     assert pids(local.nodes()) == pids(more)
+    held.release()
+    (anew,) = local.up(1, 4, progress=said.append)
+    assert "the pool 'local' holds nothing: 2 nodes × 2 procs become 1 node × 4 procs" in said
+    assert anew.pid not in pids(more)
+    past = past_log("dev", None)
+    assert past is not None
+    assert sorted(past_lines(past, None, None))[:2] == ["[0] hello from 0", "[1] hello from 1"]
 
-    assert local.down(progress=said.append) == 2
+    assert local.down(progress=said.append) == 1
     assert leaks_of(pool_home) == []
     assert local.down() == 0
 

@@ -132,16 +132,9 @@ def test_it_is_off_after_failures_and_interrupts(fresh_mesh: Mesh, tmp_path: Pat
         read(report.trace)
 
 
-def test_a_long_trace_is_cut_and_other_profilers_are_said(mesh: Mesh, tmp_path: Path) -> None:
+def test_a_long_recording_ends_and_other_profilers_are_said(mesh: Mesh, tmp_path: Path) -> None:
     one = mesh.select([2])
     one.run("import torch\ntorch.set_num_threads(1)\ndef work():\n    for _ in range(500): torch.ones(9).sum()")
-    run = one.run("work()", instruments={"torch-profile": {"most_bytes": 100_000}})
-    report = one.profile_of(run, to=tmp_path)
-    assert len(report.problems) == 1
-    assert report.problems[0].startswith("rank 2: the trace is too long: its last ")
-    events = [event for event in read(report.trace) if event.get("cat") == "cpu_op"]
-    assert 0 < len(events) < 1000
-
     run = one.run("work()", instruments={"torch-profile": {"most_s": 0.0}})
     report = one.profile_of(run, to=tmp_path)
     assert report.problems == ("rank 2: the first 0.0 s were recorded: no optimizer made a step in this time",)

@@ -14,7 +14,7 @@ from monarch_nb.cli.main import main
 from monarch_nb.client.connections.bridge import call
 from monarch_nb.client.connections.events import Notice
 from monarch_nb.client.meshes.mesh import Mesh
-from monarch_nb.client.pools.facts.infos import RankInfo, rank_infos
+from monarch_nb.client.pools.infos import RankInfo, rank_infos
 from monarch_nb.client.pools.pool import pool_named
 from monarch_nb.client.reservations.reserve import reserve
 from monarch_nb.errors import CapacityError, RunFailed

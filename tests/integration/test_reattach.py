@@ -14,7 +14,7 @@ from integration.live import TIMEOUT_S, Gate, Recorder, client, eventually, kill
 from leaks import wait_for_end
 from monarch_nb.client.connections import events
 from monarch_nb.client.meshes.mesh import Mesh
-from monarch_nb.client.reservations.known.lists import list_reservations
+from monarch_nb.client.reservations.lists import list_reservations
 from monarch_nb.client.reservations.reservation import Reservation
 from monarch_nb.client.reservations.reserve import attach, reserve
 from monarch_nb.config import NodePaths

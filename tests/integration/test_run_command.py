@@ -65,20 +65,36 @@ def terminal(shared_pool: list[Node], tmp_path: Path) -> Iterator[Terminal]:
 def test_ranks_are_reserved_for_the_scripts_time(terminal: Terminal) -> None:
     name = terminal.directory.name
     shape = ("--nodes", "2", "--procs", "2")
-    status, out, errors = terminal.run(*shape, "--nproc_per_node=auto", "hello.py", "--lr", "3e-4")
+    status, out, errors = terminal.run(*shape, "--nproc_per_node=auto", "--log_dir=logs", "hello.py", "--lr", "3e-4")
     assert (status, rows(out)) == (0, {f"hello ['--lr', '3e-4'] 4 {name}": [0, 1, 2, 3]}), errors
-    assert "--nproc-per-node auto" in errors
+    assert "--log-dir: ignored" in errors
     status, out, errors = terminal.run(*shape, "hello.py", PET_NNODES="4")
     assert status == 2
     assert "leasing" not in errors, "nothing is reserved in vain"
     assert "PET_NNODES=4 (in the environment)" in errors
     assert "monarch-nb run --nodes 4 --procs 2 holds that many" in errors
+    status, out, errors = terminal.run("--nnodes", "2", "--nproc-per-node", "2", "hello.py")
+    assert (status, rows(out)) == (0, {f"hello [] 4 {name}": [0, 1, 2, 3]}), errors
     (terminal.directory / "fails.py").write_text("import os, sys\nsys.exit(7 if os.environ['RANK'] == '1' else 0)\n")
     status, out, errors = terminal.run("--procs", "2", "fails.py")
     assert (status, out) == (7, "")
     assert "exited with code 7" in errors
     assert "\x1b" not in errors, "no colours in a pipe"
     assert terminal.run("--procs", "1", "--no-python", "sh", "-c", "kill -9 $$")[0] == 128 + signal.SIGKILL
+
+
+def test_scripts_of_two_terminals_do_not_meet(terminal: Terminal) -> None:
+    (terminal.directory / "waits.py").write_text(
+        "import os, time\nprint('waits', flush=True)\nwhile not os.path.exists('go'): time.sleep(0.01)\n"
+    )
+    first = terminal.start("--nproc-per-node", "1", "waits.py")
+    assert first.stdout is not None
+    assert first.stdout.readline() == "waits\n"
+    status, out, errors = terminal.run("--nproc-per-node", "2", "hello.py")
+    (terminal.directory / "go").touch()
+    assert first.wait(60) == 0
+    assert status == 0, errors
+    assert "hello [] 2" in out
 
 
 def test_it_has_the_terminals_environment(terminal: Terminal) -> None:
@@ -112,6 +128,27 @@ def test_a_signal_ends_the_script_and_gives_back(terminal: Terminal) -> None:
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=100)
     assert process.returncode == 128 + signal.SIGTERM
+
+
+def test_a_reader_that_has_enough_ends_the_script(terminal: Terminal) -> None:
+    (terminal.directory / "endless.py").write_text("n = 0\nwhile True:\n    n += 1\n    print(n, flush=True)\n")
+    process = terminal.start("--procs", "1", "endless.py")
+    assert process.stdout is not None
+    assert process.stderr is not None
+    assert process.stdout.readline() == "1\n"
+    process.stdout.close()
+    said = process.stderr.read()
+    assert (process.wait(100), "BrokenPipe" in said) == (128 + signal.SIGPIPE, False), said
+
+
+def test_an_output_that_is_closed_or_full(terminal: Terminal) -> None:
+    (terminal.directory / "prints.py").write_text("print('x')\nopen('came', 'w')\n")
+    for to, status, said in ((">&-", 0, ""), ("> /dev/full", 1, "can not be written here: [Errno 28] No space left")):
+        line = f"exec {sys.executable} -m monarch_nb.cli.main run --procs 1 prints.py {to}"
+        done = subprocess.run(["bash", "-c", line], cwd=terminal.directory, capture_output=True, text=True, check=False)
+        assert (done.returncode, "Traceback" in done.stderr) == (status, False), done.stderr
+        assert said in done.stderr
+    assert (terminal.directory / "came").exists()
 
 
 @pytest.mark.parametrize(
@@ -154,7 +191,9 @@ def test_on_what_is_held(terminal: Terminal) -> None:
         assert (status, rows(out)) == (0, {f"hello [] 4 {name}": [0, 1, 2, 3]})
         assert f"it runs in {terminal.directory}, where the ranks of dev work" in errors
         other = monarch_nb.reserve("other", procs=1, directory=terminal.directory)
-        assert "say which: monarch-nb run dev hello.py" in terminal.run("hello.py")[2]
+        assert "say which: monarch-nb run dev -t 0 hello.py" in terminal.run("-t", "0", "hello.py")[2]
+        status, out, errors = terminal.run("--nproc-per-node", "1", "hello.py")
+        assert (status, rows(out), errors) == (0, {f"hello [] 1 {name}": []}, "on other\n")
         other.release()
         assert dev.mesh.run("sys.argv").failures == []
     finally:
@@ -194,3 +233,6 @@ def test_in_a_pipe_every_line_is_whole_also_where_stdout_has_few_characters(term
     status, out, errors = terminal.run("--nodes", "1", "--procs", "1", "few.py", PYTHONIOENCODING="ascii")
     lines = ["caf\\xe9 \\u2713", "x" * 300_000, *(f"line {n}" for n in range(20_000))]
     assert (status, out) == (0, "".join(f"{line}\n" for line in lines)), errors
+    (terminal.directory / "floods.py").write_text("import os\nos.write(1, (b'y' * 99 + b'\\n') * 300_000)\n")
+    status, out, errors = terminal.run("--nodes", "1", "--procs", "1", "floods.py")
+    assert (status, len(out)) == (0, 30_000_000), errors

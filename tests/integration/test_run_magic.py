@@ -43,9 +43,38 @@ def test_a_script_again_and_again(kernel: Kernel, scripts: Path) -> None:
     assert "True" not in kernel.run("%%mesh\nprint('left' in globals(), mine)")
     assert kernel.run("%mesh run -i train.py --lr 3e-4") == SHOWN
     assert kernel.run("%%mesh\nprint(left, total.item())") == "[0-3] True 6.0"
+    (scripts / "environ.py").write_text("import os\nprint(os.environ['FOO'])\n")
+    assert kernel.run("%mesh run --env FOO=bar environ.py") == "[0-3] bar"
     note = kernel.run("%mesh run --local-ranks-filter 0 --master-port 29501 train.py")
-    assert "--master-port 29501" in note
+    assert "--master-port: ignored" in note
     assert "[0,2] ['train.py'] 6.0" in note
+
+
+def test_a_script_in_the_live_ranks_says_that_it_takes_the_cells_group(kernel: Kernel, scripts: Path) -> None:
+    taken = "train.py has destroyed the process group of earlier cells: call dist.init_process_group() again"
+    kernel.run("%%mesh\ndist.init_process_group('gloo')")
+    shown = kernel.run("%mesh run -i train.py --lr 3e-4")
+    assert "keeping the process group of 4 ranks" in shown
+    assert taken in shown
+    assert "there is no process group" in kernel.run("%%mesh\ndist.barrier()")
+    assert kernel.run("%mesh run -i train.py --lr 3e-4") == SHOWN.replace("False", "True"), "it was its own"
+    assert kernel.run("%%mesh\ndist.init_process_group('gloo')") == ""
+    assert kernel.run("%%mesh\ndist.destroy_process_group()") == "", "who writes this in a cell means it"
+    kernel.run("%%mesh\ndist.init_process_group('gloo')")
+    assert taken in kernel.run("%%mesh\n%run -i train.py --lr 3e-4")
+
+
+def test_a_line_from_elsewhere(kernel: Kernel, scripts: Path) -> None:
+    (scripts / "level.py").write_text("import os, sys\nprint(os.environ['LEVEL'], sys.argv[1:])\n")
+    note = "torchrun is left out: run starts the script itself"
+    assert kernel.run("%mesh run torchrun --nproc_per_node 2 train.py --lr 3e-4") == f"{note}\n{SHOWN}"
+    shown = kernel.run("%mesh submit LEVEL=3 python -u level.py --rank 0 -u")
+    assert shown == "python is left out: run starts the script itself\n[0-3] 3 ['--rank', '0', '-u']"
+    assert "is no shell: > would be an argument of level.py" in kernel.run("%mesh run level.py > out.txt")
+    assert not (scripts / "out.txt").exists()
+    assert kernel.run("%%mesh --rank 1,3\nprint(mine)") == "[1] 1\n[3] 3"
+    assert kernel.run("%mesh get mine -r 1,3") == "[1, 3]"
+    assert kernel.run("%mesh kill") == kernel.run("%mesh interrupt")
 
 
 def test_it_fails_and_is_interrupted_as_a_cell(kernel: Kernel, scripts: Path) -> None:
@@ -104,12 +133,13 @@ def test_it_goes_on_in_the_background(kernel: Kernel, scripts: Path, gate: Gate)
 REFUSED = [
     ("nosuch.py", "node0, node1: there is no .*nosuch.py"),
     ("trian.py", "did you mean train.py"),
-    ("program", "node0, node1: program is a directory: -m program runs it"),
+    ("program", "node0, node1: program is a directory without a __main__.py"),
     ("a.ipynb", "a.ipynb is a notebook: .*jupyter nbconvert --to script a.ipynb"),
     ("--nnodes 4 train.py", "2 nodes are held"),
     ("-m nosuch", "No module named nosuch"),
     ("-m package", "is a package and cannot be directly executed"),
     ("--no-python nosuch", "nosuch"),
+    ("-i --env FOO=1 train.py", "have their environment already: leave out -i, or give --env to %mesh reserve"),
 ]
 
 
@@ -117,7 +147,6 @@ def test_what_can_not_be_run_is_explained(kernel: Kernel, scripts: Path) -> None
     (scripts / "package").mkdir()
     (scripts / "package" / "__init__.py").write_text("")
     (scripts / "program").mkdir()
-    (scripts / "program" / "__main__.py").write_text("")
     for line, said in REFUSED:
         shown = kernel.run(f"%mesh run {line}")
         assert "UsageError" in shown, line

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import textwrap
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -295,6 +298,22 @@ class TestEnds:
             assert failure.name == "ProcessGroupAborted", failure.message
             assert failure.message.endswith("; rank 1 had ended (exit code 0)")
 
+    @pytest.mark.parametrize("name", ["program", "program.zip"])
+    def test_a_directory_and_a_zip_file_run_as_under_python(self, mesh: Mesh, tmp_path: Path, name: str) -> None:
+        helper = f"helper_of_{name.replace('.', '_')}"  # live ranks keep what they have imported
+        code = f"import sys, {helper}\nprint(sys.path[0], sys.argv, __file__, __name__, {helper}.__file__)\n"
+        texts = {"__main__.py": code, f"{helper}.py": ""}
+        (tmp_path / "program").mkdir()
+        with zipfile.ZipFile(tmp_path / "program.zip", "w") as packed:
+            for file, text in texts.items():
+                (tmp_path / "program" / file).write_text(text)
+                packed.writestr(file, text)
+        path = str(tmp_path / name)
+        command = [sys.executable, path, "a b"]
+        expected = subprocess.run(command, capture_output=True, check=True, text=True, timeout=TIMEOUT_S).stdout
+        one = mesh.select([0])
+        assert ran(one, path, "a b").text(0) == ran(one, path, "a b", in_place=True).text(0) == expected
+
     def test_what_is_not_there_changes_nothing(self, mesh: Mesh, tmp_path: Path) -> None:
         newest = mesh.run("0").number
         with pytest.raises(UsageError, match=r"node0, node1: .* is a directory"):
@@ -411,6 +430,25 @@ class TestInterrupts:
         assert (failure.kind, failure.where) == ("interrupted", f"{os.path.basename(script)}:3")
         assert "lightning_like.fit()" in failure.traceback
         assert told.text(0).endswith("closes\n")
+
+    def test_what_a_script_answers_is_all_that_is_said(self, mesh: Mesh, write: Write) -> None:
+        """It has caught the interrupt: as with Python, its status is what is left."""
+        script = write("""
+            import sys, threading
+            try:
+                print("under way", flush=True)
+                threading.Event().wait()
+            except KeyboardInterrupt:
+                print("saves")
+                sys.exit(7)
+        """)
+        run, told = under_way(mesh.select(0), script)
+        run.interrupt()
+        failure = run.results[0].failure
+        assert failure is not None
+        assert (failure.kind, failure.message, failure.traceback) == ("interrupted", "exited with code 7", "")
+        assert run.kept_values == [7]
+        assert told.text(0).endswith("saves\n")
 
     def test_another_program_is_interrupted_too(self, mesh: Mesh) -> None:
         # A shell that is about to become `sleep` loses the signal.

@@ -152,6 +152,21 @@ def test_what_is_not_saved_is_told_and_the_last_saves_stay(here: Path) -> None:
             assert each.stat().st_mode & 0o077 == 0, f"{each} is private"
 
 
+def test_a_script_holds_up_no_save(here: Path) -> None:
+    (here / "wait.py").write_text("import os\nwhile not os.path.exists('go'): pass")
+    with ranks(2) as mesh:
+        mesh.run("x = rank")
+        script = mesh.submit_script("wait.py")
+        eventually(lambda: any(info.running for info in mesh.unfinished()))
+        mesh.save("a", ["x"])
+        mesh.run("x = 7")
+        mesh.load("a")
+        assert mesh.run("x").values == [0, 1]
+        assert not script.done, "it has processes of its own"
+        (here / "go").touch()
+        script.result(60)
+
+
 def test_a_save_in_the_background_has_what_was_there_when_it_was_asked_for() -> None:
     with ranks(2) as mesh:
         mesh.run("import torch\nbig = torch.full((1 << 20,), float(rank)); same = torch.ones(1 << 20)")
@@ -166,9 +181,7 @@ def test_a_save_in_the_background_has_what_was_there_when_it_was_asked_for() -> 
 def test_a_notebook_saves_and_loads(kernel: Kernel) -> None:
     kernel.run("%%mesh\nimport torch\nmodel, step = torch.nn.Linear(2, 3), 5\nseen = [rank]")
     assert re.sub(r"[\d.]+ kB in [\d.]+ m?s, in a/0001", "…", kernel.run("%mesh save a")) == (
-        "saved model, step, seen, random_states of 4 ranks: …\n"
-        "different by rank, and kept by rank: model, seen\n"
-        "left to the notebook's cells: torch"
+        "saved model, step, seen, random_states of 4 ranks: …\ndifferent by rank, and kept by rank: model, seen"
     )
     assert "staged in" in kernel.run("%mesh save a step --async")
     kernel.run("%mesh save a step --keep 2")
@@ -226,7 +239,7 @@ def test_an_interrupt_ends_what_ranks_wait_for_but_no_save_in_the_background() -
         mesh.save("a", ["big"], background=True)
         run = mesh.submit("if rank == 0: dist.all_reduce(torch.ones(1))\nelse:\n    while True: pass")
         eventually(lambda: (place := mesh.where().get(0)) is not None and "all_reduce" in place.collective)
-        with pytest.raises(SaveError, match=r"rank 0 waits in all_reduce .*rank 1 is at"):
+        with pytest.raises(SaveError, match=r"rank 0 waits in all_reduce .*rank 1, which is at"):
             mesh.save("b")
         assert not os.path.exists("b")
         mesh.interrupt()
@@ -276,6 +289,6 @@ def test_a_disk_that_is_full_leaves_the_save_before(here: Path) -> None:
         assert os.listdir("a") == ["0001"]
         mesh.load("a")
         file = here / "a" / "0001" / "__1_0.distcp"
-        file.write_bytes(file.read_bytes()[:-100] + b"x" * 100)
-        with pytest.raises(SaveError, match=r"__1_0.distcp` has another checksum than when it was saved"):
+        file.write_bytes(file.read_bytes()[:-100])
+        with pytest.raises(SaveError, match=r"__1_0.distcp` has [\d,]+ bytes in place of [\d,]+"):
             mesh.load("a")

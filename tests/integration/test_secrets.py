@@ -75,3 +75,4 @@ def test_no_secret_is_in_a_notebook_or_a_log(kernel: Kernel, shared_home: Path, 
     for secret in secrets:
         assert secret not in shown
         assert [str(path) for path, content in kept.items() if secret.encode() in content] == []
+    kernel.restart()  # without what is recorded, which other tests have no place for

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -12,8 +13,8 @@ import pytest
 from integration.kernels import Kernel
 from integration.live import TIMEOUT_S, Gate, Recorder, eventually, started
 from monarch_nb.cli.main import main
+from monarch_nb.client.instruments.top_table import TopTable
 from monarch_nb.client.meshes.mesh import Mesh
-from monarch_nb.client.top.table import TopTable
 from monarch_nb.errors import RunFailed, UsageError
 from monarch_nb.panel.requests import Panel
 
@@ -91,7 +92,7 @@ def test_scripts_are_looked_at_and_a_terminal_shows_them(
         assert {each.share("waiting") > 0.5 for each in table.ranks} == {True}
         assert main(["top", "dev", "-t", "0-2"]) == 0, "nobody could press Ctrl-C in a pipe: it looks once"
         shown = capsys.readouterr().out
-        assert shown.splitlines()[0] == "no rank is waited for"
+        assert shown.splitlines()[0] == "no rank is slow"
         assert [line.split()[0] for line in shown.splitlines()[2:]] == ["0", "1", "2"]
         assert "slow.py:3" in shown
     finally:
@@ -121,6 +122,26 @@ def test_stacks_of_ranks_that_differ(mesh: Mesh) -> None:
     assert mesh.run("import threading\nsum('profile' in each.name for each in threading.enumerate())").values == [0] * 8
 
 
+def test_a_look_at_stacks_wakes_no_c_code_that_waits_with_the_interpreter_held(mesh: Mesh, tmp_path: Path) -> None:
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    code = (
+        f"import ctypes, os, struct\nends = os.open({str(fifo)!r}, os.O_RDWR)\n"
+        "wanted = ctypes.create_string_buffer(struct.pack('ihh', ends, 1, 0))\n"
+        "def stuck():\n    return ctypes.PyDLL(None).poll(wanted, 1, -1)  # a handler of a signal ends it with -1\n"
+        "stuck()"
+    )
+    first = mesh.select([0])
+    run = first.submit(code)
+    eventually(lambda: 0 not in first.where())
+    [(_, stack)] = first.stacks().groups
+    assert "in stuck" in stack
+    assert "monarch_nb-control" not in stack
+    assert "control/thread.py" not in stack
+    fifo.write_text("goes on")
+    assert run.result(TIMEOUT_S) == [1]
+
+
 PROFILED: dict[str, dict[str, Any]] = {"python-profile": {}}
 
 
@@ -140,7 +161,7 @@ def test_a_run_that_fails_goes_on_or_loses_a_rank_has_a_profile_of_what_there_wa
 
 def test_in_a_notebook(mesh: Mesh, attached: Kernel, gate: Gate, tmp_path: Path) -> None:
     assert "nothing runs on these ranks" in attached.run("%mesh top --once -t 0-1")
-    assert "nothing runs on these ranks" in attached.run("%mesh top", headless=True)
+    assert "nothing runs on these ranks" in attached.run("%mesh top"), "it ends: no cell of this kernel can begin"
     attached.run(f"%%mesh --noblock\n{gate.wait}")
     live = attached.start("%mesh top")
     assert "waits" in attached.wait(live, "Cell In[")
@@ -148,7 +169,7 @@ def test_in_a_notebook(mesh: Mesh, attached: Kernel, gate: Gate, tmp_path: Path)
     shown = attached.wait(live)
     assert "KeyboardInterrupt" not in shown
     assert shown.count("steps/s") <= 1
-    assert "no rank is waited for" in attached.run("%mesh top --for 3s")
+    assert "no rank is slow" in attached.run("%mesh top --for 3s")
     assert "say one of --once and --for" in attached.run("%mesh top --once --for 3s")
     gate.open(8)
     attached.run("%%mesh\nrank")

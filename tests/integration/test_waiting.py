@@ -8,7 +8,7 @@ import signal
 import pytest
 
 from integration.live import Client, client, kill
-from monarch_nb.client.reservations.known.lists import list_reservations
+from monarch_nb.client.reservations.lists import list_reservations
 from monarch_nb.client.reservations.reserve import attach, reserve
 from monarch_nb.provision import Node
 

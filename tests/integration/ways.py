@@ -184,18 +184,20 @@ class AnyWay:
     def test_it_grows_by_another_job_which_ends_with_its_last_node(self, way: Way) -> None:
         dev = reserve("dev", nodes=1, procs=1, preload=[], on=way.on, on_arguments=way.flags)
         [first] = jobs.jobs()
-        assert len(dev.grow(2, into="main").joined) == 1
-        [port] = dev.mesh.select([0]).run(LISTEN).values
+        assert len(dev.grow(2).joined) == 1
+        grown = dev.meshes["grown"]
+        [port] = grown.select([0]).run(LISTEN).values
         ask = f"import os, socket; socket.create_connection((os.environ['MASTER_ADDR'], {port})).close()"
-        dev.mesh.select([1]).run(ask)  # ranks of one job reach those of the other
+        grown.select([1]).run(ask)  # ranks of one job reach those of the other
         assert [job.nodes for job in jobs.jobs()] == [1, 1]
         assert attach("dev").node_names == dev.node_names, "who comes later finds the nodes of both"
         again = reserve("dev", nodes=2, procs=1, on=way.on, on_arguments=way.flags)
         assert again.id == dev.id
-        assert dev.shrink(1, into="main").left
+        dev.stop_mesh("grown")
+        assert dev.shrink(1).left
         assert jobs.jobs() == [first], "the other has no node of it any more"
-        dev.grow("+1", into="main")
-        assert dev.mesh.run("rank").values == [0, 1]
+        dev.grow("+1")
+        assert dev.meshes["grown"].run("rank").values == [0, 1]
         dev.release()
         eventually(lambda: not way.left())
         assert list(way.pools.iterdir()) == []
@@ -225,7 +227,7 @@ class AnyQueue:
         cell = dev.mesh.submit("import threading\nthreading.Event().wait()")
         eventually(lambda: cell.number)
         way.cancel(job.id)
-        said = rf"job {job.id} was cancelled \(.+\): %mesh reserve dev --on {way.on}"
+        said = rf"job {job.id} has ended \(.+\): %mesh reserve dev --on {way.on}"
         with pytest.raises(PoolError, match=said):
             cell.result(TIMEOUT_S)  # it waits for no node that never comes back
         eventually(lambda: not way.left())

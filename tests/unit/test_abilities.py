@@ -20,7 +20,6 @@ from monarch_nb.notebook.syntax.declarations import CELL, MESH
 ROOT = Path(__file__).parents[2]
 FILE = tomllib.loads((ROOT / "tests" / "abilities.toml").read_text())
 ROWS: list[dict[str, Any]] = FILE["ability"]
-GOING: dict[str, list[str]] = FILE["going"]
 GATE = ("tests/unit/", "tests/integration/", "tests/e2e/", "labextension/tests/")
 
 
@@ -84,17 +83,15 @@ def is_of_the_night(named: str) -> bool:
     return "night" in named.partition("::")[0].split("/")
 
 
-def test_every_command_is_an_ability_or_goes() -> None:
+def test_every_command_is_an_ability() -> None:
     named = {typed.partition(" --")[0] for row in ROWS for typed in row.get("commands", [])}
-    missing = [name for name in commands() if name not in named | set().union(*GOING.values())]
-    assert missing == [], "add each to the row of its ability in tests/abilities.toml, with a test, or to [going]"
+    missing = [name for name in commands() if name not in named]
+    assert missing == [], "add each to the row of its ability in tests/abilities.toml, with a test"
 
 
 def test_every_command_that_is_named_is_there() -> None:
     lost = [typed for row in ROWS for typed in row.get("commands", []) if not is_there(typed)]
     assert lost == [], "an ability is lost; or it is typed otherwise now: correct its row"
-    gone = [each for going in GOING.values() for each in going if not is_there(each)]
-    assert gone == [], "it has gone: take it out of [going]"
 
 
 @pytest.mark.parametrize("row", ROWS, ids=[row["what"] for row in ROWS])

@@ -2,6 +2,7 @@
 
 import ast
 import importlib.util
+import itertools
 import re
 import shlex
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from IPython.core.inputtransformer2 import TransformerManager
 from monarch_nb.cli.main import make_parser
 from monarch_nb.notebook.syntax.command_line import parse
 from monarch_nb.notebook.syntax.declarations import CELL, MESH
+from pages import blocks
 
 ROOT = Path(__file__).resolve().parents[2]
 ARCHITECTURE = [ROOT / "docs" / "architecture.md", *sorted((ROOT / "docs" / "internals").glob("*.md"))]
@@ -22,9 +24,8 @@ ROOMS = [each.parent for each in sorted((ROOT / "monarch_nb").glob("*/**/__init_
 EVERYWHERE = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 
 
-def snippets(page: Path, language: str) -> Iterator[str]:
-    for match in re.finditer(rf"^```{language}\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL):
-        yield match[1]
+def snippets(page: Path, language: str) -> list[str]:
+    return [block.text for block in blocks(page) if block.language == language]
 
 
 @pytest.fixture(scope="module")
@@ -91,6 +92,14 @@ def test_magic_lines_use_flags_that_exist(page: Path) -> None:
             command = MESH.find(word)
             if rest:
                 parse(command, rest)
+
+
+@EVERYWHERE
+def test_cells_are_run_or_say_why_not(page: Path) -> None:
+    """tests/integration/test_pages.py runs those below `%load_ext monarch_nb`."""
+    above = itertools.takewhile(lambda block: not block.begins, blocks(page))
+    cells = [block for block in above if block.language == "python" and block.text.startswith("%%mesh")]
+    assert [cell.text for cell in cells if not cell.why_not] == []
 
 
 def magic_lines(page: Path) -> Iterator[str]:

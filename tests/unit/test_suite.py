@@ -97,6 +97,13 @@ class TestAgain:
         assert f"passed only alone: {flaky} (build/flaky.txt names it 1×)" in capfd.readouterr().out
         assert f" {flaky}: AssertionError: by chance" in (tmp_path / "build" / "flaky.txt").read_text()
 
+    def test_what_a_failed_test_leaves_is_no_failure_of_its_own(self, run: Callable[..., int]) -> None:
+        leaves = "@pytest.fixture\ndef free():\n    yield\n    assert MARK.read_text(), 'a job is left'\n"
+        once = (
+            "def test_once(free):\n    before = MARK.exists()\n    MARK.write_text('x' * before)\n    assert before\n"
+        )
+        assert run(leaves + once) == 0
+
     def test_one_that_fails_twice_is_red_and_the_other_is_written_down(
         self, run: Callable[..., int], tmp_path: Path
     ) -> None:

@@ -145,11 +145,14 @@ export const STATE_LABELS: Record<RankState, string> = {
   unreachable: 'unreachable'
 };
 
-/** How many ranks there are in each state that there is, in the order of `STATES`. */
+/** How many ranks there are in each state that there is, in the order of `STATES`. Where nothing runs, those that
+ * failed are idle, too: what failed is over. */
 export function tally(ranks: readonly Rank[]): { state: RankState; number: number; label: string }[] {
+  const isOver = ranks.every(rank => rank.state === 'failed' || rank.state === 'idle');
   return STATES.map(state => {
     const number = ranks.filter(rank => rank.state === state).length;
-    return { state, number, label: STATE_LABELS[state] };
+    const label = isOver && state === 'failed' ? 'idle, last cell failed' : STATE_LABELS[state];
+    return { state, number, label };
   }).filter(({ number }) => number > 0);
 }
 

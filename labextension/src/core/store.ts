@@ -1,6 +1,6 @@
 import { useCallback, useSyncExternalStore } from 'react';
 import { Connection, Transport, explain } from './transport';
-import { Forms, Job, LogGrown, Message, Notice, Patch, Reservation, View } from './types';
+import { Forms, Job, LogGrown, Message, Notice, Reservation, View } from './types';
 
 /** A question about what a person wants, asked by a command and answered by the panel. */
 export interface Intent {
@@ -68,19 +68,6 @@ export class Store {
       case 'view':
         this._setView(share(this.state.view, message.view));
         break;
-      case 'change':
-        if (this.state.view) {
-          this._setView({
-            ...this.state.view,
-            now: message.now,
-            pool: message.pool ?? this.state.view.pool,
-            pools: message.pools ?? this.state.view.pools,
-            ended: message.ended ?? this.state.view.ended,
-            nodes: merge(this.state.view.nodes, message.nodes),
-            reservations: merge(this.state.view.reservations, message.reservations)
-          });
-        }
-        break;
       case 'job':
         this._setJob(message.job);
         break;
@@ -99,7 +86,9 @@ export class Store {
   async act<T = unknown>(name: string, body: object): Promise<Job | T> {
     const result = await this.transport.request<{ job?: Job } & T>(name, body);
     if (result?.job) {
-      this._setJob(result.job);
+      if (!this.state.jobs[result.job.id]) {
+        this._setJob(result.job); // else events came before this answer, and know more
+      }
       return this.state.jobs[result.job.id] ?? result.job;
     }
     return result;
@@ -175,10 +164,6 @@ export class Store {
   }
 
   private _setJob(job: Job): void {
-    const known = this.state.jobs[job.id];
-    if (known && known.state !== 'running' && job.state === 'running') {
-      return; // the answer to a request may come after the event that says how it ended
-    }
     const jobs = { ...this.state.jobs, [job.id]: job };
     const ended = Object.values(jobs).filter(other => other.state !== 'running');
     for (const old of ended.slice(0, Math.max(0, ended.length - DONE_JOBS))) {
@@ -195,7 +180,7 @@ export class Store {
   }
 }
 
-/** Whether a notice still holds. Its id says what it is about, as panel/shown/notices.py writes it. */
+/** Whether a notice still holds. Its id says what it is about, as panel/shown/changes.py writes it. */
 function holds({ id, reservation }: Notice, view: View): boolean {
   if (view.pool.state === 'silent') {
     return true; // nothing is known of it
@@ -229,37 +214,6 @@ export function useReservation(store: Store, id: string): Reservation | undefine
     store,
     useCallback((state: State) => state.view?.reservations[id], [id])
   );
-}
-
-function merge<T>(old: Record<string, T>, changes?: Record<string, T | Patch | null>): Record<string, T> {
-  if (!changes) {
-    return old;
-  }
-  const merged = { ...old };
-  for (const [id, change] of Object.entries(changes)) {
-    if (change === null) {
-      delete merged[id];
-    } else {
-      merged[id] = changed(old[id], change) as T;
-    }
-  }
-  return merged;
-}
-
-/** What `old` becomes by a change; the parts that it does not name stay what they are. */
-function changed(old: unknown, change: unknown): unknown {
-  if (!isPatch(change)) {
-    return share(old, change);
-  }
-  const fresh = (Array.isArray(old) ? [...old] : { ...(old as object) }) as Record<string, unknown>;
-  for (const [key, part] of Object.entries(change['~'])) {
-    fresh[key] = changed(fresh[key], part);
-  }
-  return fresh;
-}
-
-function isPatch(change: unknown): change is Patch {
-  return typeof change === 'object' && change !== null && '~' in change;
 }
 
 /** `fresh`, with every part that is equal in `old` replaced by the old part. */

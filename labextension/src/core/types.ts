@@ -78,7 +78,6 @@ export interface Run extends Counting {
   /** Of a finished one, in words: "finished", "failed on 3, interrupted on 0-2". */
   outcome: string;
   ranks: string;
-  submitted_at: number;
   running_s: number | null;
   finished: string;
   failed: string;
@@ -169,7 +168,6 @@ export interface Reservation extends Counting {
   idle_s: number | null;
   idle_left_s: number | null;
   nearly_up: boolean;
-  confirmed: boolean;
   /** In US dollars, of all its nodes; null where nobody knows. */
   price_per_hour: number | null;
   meshes: Mesh[];
@@ -219,11 +217,9 @@ export interface Job {
   title: string;
   state: 'running' | 'done' | 'failed' | 'cancelled';
   message: string;
-  fraction: number | null;
   cancellable: boolean;
   result: unknown;
   error: string | null;
-  started_at: number;
 }
 
 export interface Notice {
@@ -252,22 +248,7 @@ export interface LogGrown extends LogExtent {
   error?: string | null;
 }
 
-/** What was there, a list or an object, with these parts changed. */
-export interface Patch {
-  '~': Record<string, unknown>;
-}
-
-export interface Change {
-  type: 'change';
-  now: number;
-  pool?: Pool;
-  pools?: PoolName[];
-  nodes?: Record<string, PoolNode | Patch | null>;
-  reservations?: Record<string, Reservation | Patch | null>;
-  ended?: Ended[];
-}
-
-export type Message = { type: 'view'; view: View } | Change | { type: 'job'; job: Job } | LogGrown | Notice;
+export type Message = { type: 'view'; view: View } | { type: 'job'; job: Job } | LogGrown | Notice;
 
 export type Value = string | number | boolean;
 export type Values = Record<string, Value | null>;

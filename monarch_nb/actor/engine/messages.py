@@ -16,12 +16,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import IntEnum
 from types import FunctionType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from monarch_nb.actor.engine.outside import Outside
 from monarch_nb.ground import pickling
 from monarch_nb.ground.code_names import Sources, remember_sources, sources_of
 from monarch_nb.ground.frames import pack_pickle, unpack_pickle
+
+if TYPE_CHECKING:
+    from monarch_nb.actor.engine.process import Process
 
 
 class Kind(IntEnum):
@@ -48,22 +50,14 @@ _MAX_PLAIN = 4096
 _ATOMS = frozenset({bool, int, float, complex, type(None)})
 
 
-class Traveller(Protocol):
-    """What pickling has to know of the process that it is for."""
-
-    @property
-    def outside(self) -> Outside:
-        """What that has around it."""
-
-
 Body = bytes | memoryview | mmap.mmap
 Pieces = list[bytes | memoryview]
 
-_travelling: contextvars.ContextVar[tuple[Traveller, str]] = contextvars.ContextVar("monarch_nb_actor_travelling")
+_travelling: contextvars.ContextVar[tuple[Process, str]] = contextvars.ContextVar("monarch_nb_actor_travelling")
 
 
 @contextmanager
-def travelling(process: Traveller, node: str) -> Iterator[None]:
+def travelling(process: Process, node: str) -> Iterator[None]:
     """Pickle or unpickle for `process`; what is pickled goes to `node` ("": nowhere)."""
     token = _travelling.set((process, node))
     try:
@@ -72,7 +66,7 @@ def travelling(process: Traveller, node: str) -> Iterator[None]:
         _travelling.reset(token)
 
 
-def traveller() -> tuple[Traveller, str] | None:
+def traveller() -> tuple[Process, str] | None:
     """Return whose pickling goes on in this thread, and where to."""
     return _travelling.get(None)
 
@@ -82,7 +76,7 @@ class Packed:
 
     __slots__ = ("_data", "_process", "_sources")
 
-    def __init__(self, process: Traveller, data: memoryview, sources: Sources) -> None:
+    def __init__(self, process: Process, data: memoryview, sources: Sources) -> None:
         self._process, self._data, self._sources = process, data, sources
 
     def load(self) -> Any:
@@ -109,7 +103,7 @@ class Plain:
 Value = Plain | Packed
 
 
-def pack(process: Traveller, node: str, head: tuple[Any, ...], value: Any) -> Pieces:
+def pack(process: Process, node: str, head: tuple[Any, ...], value: Any) -> Pieces:
     """Return a message of `process` to `node`, in pieces. Raises whatever pickling raises."""
     if _is_plain(value, 3):
         return [_PLAIN + pickle.dumps((head, value), 5)]
@@ -125,7 +119,7 @@ def pack(process: Traveller, node: str, head: tuple[Any, ...], value: Any) -> Pi
     return [_PREFIX.pack(_PACKED, len(stream)) + stream + bytes(padding), *pieces]
 
 
-def unpack(process: Traveller, body: Body) -> tuple[tuple[Any, ...], Value]:
+def unpack(process: Process, body: Body) -> tuple[tuple[Any, ...], Value]:
     """Return the head and the value of a message. Raises what unpickling raises where a head is none of ours."""
     view = memoryview(body)
     if view[0] == 0:

@@ -37,12 +37,16 @@ Runs = Mapping[str, tuple[str, int, int]]
 in it (OnBreakpoint of run.proto)."""
 
 
-class Tag(Protocol):
-    """In whose name actors are called."""
+class Tag:
+    """In whose name actors are called. This one is that of an actor's own calls: of the message that it executes. Who
+    called it knows what to expect, and what it has called is interrupted as well, in the name of the same run.
 
-    @property
-    def runs(self) -> Runs:
-        """What messages carry; empty when nobody is to see what the called actors print."""
+    Attributes:
+        runs: what messages carry; empty when nobody is to see what the called actors print.
+    """
+
+    def __init__(self, runs: Runs) -> None:
+        self.runs = runs
 
     def left(self) -> None:
         """Something was called in this name that nobody waits for, as by `broadcast`."""
@@ -55,6 +59,7 @@ class Tag(Protocol):
     def aftermath(self) -> str:
         """Return what interrupts have done besides, for people: "killed and restarted rank 3: …". It waits for what is
         still being done; empty when that is nothing."""
+        return ""
 
     def was_interrupted(self) -> None:
         """A rank was interrupted, by whomever, in what was called in this name: nothing more begins there in it."""

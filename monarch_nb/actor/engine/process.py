@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import importlib
+import mmap
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from monarch_nb import config
 from monarch_nb.actor.engine.calls import Answer, Call, Calls, Ending, Gather, Lifetime
-from monarch_nb.actor.engine.failing import WITHDRAWN, Failed, describe, died, gone, stopped
-from monarch_nb.actor.engine.faults import Faults
+from monarch_nb.actor.engine.failing import WITHDRAWN, Failed, Faults, MeshFailure, Told, describe, died, gone, stopped
 from monarch_nb.actor.engine.handles import Birth, Handle, Identity, Place, Places, PortAddress
-from monarch_nb.actor.engine.mailbox import Early, Mailbox, Message
+from monarch_nb.actor.engine.mailbox import Early, Mailbox, Message, Port
 from monarch_nb.actor.engine.messages import (
     ANSWER,
     ASK,
@@ -43,10 +44,9 @@ from monarch_nb.actor.engine.outside import (
     Runs,
     Tag,
 )
-from monarch_nb.actor.engine.ports import Port
 from monarch_nb.actor.engine.runner import Runner, Step, current_home, current_step
-from monarch_nb.actor.supervision import MeshFailure, Told
 from monarch_nb.errors import ActorError
+from monarch_nb.proto.mail_pb2 import Envelope
 from monarch_nb.proto.run_pb2 import Death
 from monarch_nb.shape import Extent
 
@@ -503,8 +503,7 @@ def install(process: Process) -> None:
 
 def process() -> Process:
     """Return the engine of this process; that of a client is made when none is installed (`config.ACTOR_OUTSIDE`)."""
-    found = current_home.get()
-    if isinstance(found, Process):
+    if (found := current_home.get()) is not None:
         return found
     if not _installed:
         with _installing:
@@ -528,3 +527,34 @@ def executing() -> Execution | None:
     """Return what the calling code is part of, if an actor executes it."""
     step = current_step.get()
     return step.execution if step is not None else None
+
+
+def deliver(envelope: Envelope, receiver: Process, content: Body | None = None) -> None:
+    """Give the engine of a process what is in an envelope; it only queues that.
+
+    Args:
+        content: its body, when that was not in the envelope itself.
+    """
+    sender = Address(envelope.sender.node, envelope.sender.process)
+    told = envelope.notice.undelivered
+    if not envelope.HasField("notice"):
+        body = envelope.body if content is None else content
+        receiver.receive(sender, body, call=envelope.call, answers=envelope.answers)
+    elif envelope.notice.HasField("node_lost"):
+        receiver.node_lost(envelope.notice.node_lost.node, envelope.notice.node_lost.reason)
+    else:
+        death = told.death if told.HasField("death") else None
+        receiver.undelivered(told.call, list(told.processes), sender.node, told.reason, death)
+
+
+def map_and_remove(path: Path) -> mmap.mmap:
+    """Map the file of large content, copied where it is written to; the file is gone from here on.
+
+    Raises:
+        OSError: it is not there.
+    """
+    try:
+        with path.open("rb") as file:
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    finally:
+        path.unlink(missing_ok=True)

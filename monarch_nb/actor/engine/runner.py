@@ -7,21 +7,19 @@ import contextvars
 import functools
 import threading
 from collections.abc import Callable, Coroutine
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from monarch_nb.actor.engine.calls import Call
-from monarch_nb.actor.engine.failing import WITHDRAWN, Failed, describe, stopped
+from monarch_nb.actor.engine.failing import WITHDRAWN, Failed, MeshFailure, SettingUp, describe, stopped
 from monarch_nb.actor.engine.handles import Birth, Handle, Identity, Place, region_of
-from monarch_nb.actor.engine.mailbox import Mailbox, Message
+from monarch_nb.actor.engine.mailbox import Declared, Mailbox, Message, Port, find_method
 from monarch_nb.actor.engine.messages import ANSWER, FAILED, Value
-from monarch_nb.actor.engine.methods import Declared, find_method
-from monarch_nb.actor.engine.outside import ActorState, Address, Execution, Outside
-from monarch_nb.actor.engine.ports import Port, Postman
-from monarch_nb.actor.engine.setting_up import SettingUp
-from monarch_nb.actor.supervision import MeshFailure
+from monarch_nb.actor.engine.outside import ActorState, Address, Execution
 from monarch_nb.config import patience
-from monarch_nb.errors import ActorError
 from monarch_nb.shape import Extent, Point
+
+if TYPE_CHECKING:
+    from monarch_nb.actor.engine.process import Process
 
 INTERRUPTED_S = patience(1.0)
 """How long a new actor waits until the one that it replaces, which was interrupted, stops: it may be stuck."""
@@ -31,28 +29,6 @@ CHILDREN_S = patience(10.0)
 """How long an actor that ends waits until those that it spawned have ended."""
 _TURN = 64
 """After so many messages that did not wait for anything, tasks of an async actor get a turn."""
-
-
-class Home(Postman, Protocol):
-    """What an actor needs of its process."""
-
-    nothing: Value
-    outside: Outside
-
-    def reply_to(self, address: Address, call: int, rank: int, kind: int, value: Any) -> None:
-        """Answer a call, if there is one."""
-
-    def port_to(self, address: Address, call: int, rank: int) -> Port[Any]:
-        """Return the port by which a call is answered."""
-
-    def error_of(self, title: str, rank: int, extent: Extent, failed: Failed) -> ActorError:
-        """Return the error that a port gets for a rank that failed."""
-
-    def stop_children(self, runner: Runner, timeout_s: float) -> None:
-        """Stop what an actor has spawned, and wait for it until the time is up."""
-
-    def note_end(self, runner: Runner) -> bool:
-        """Take note that an actor has ended; return whether it had failed."""
 
 
 class Step:
@@ -88,7 +64,7 @@ class Step:
 
 
 current_step: contextvars.ContextVar[Step | None] = contextvars.ContextVar("monarch_nb_actor_step", default=None)
-current_home: contextvars.ContextVar[Home | None] = contextvars.ContextVar("monarch_nb_actor_home", default=None)
+current_home: contextvars.ContextVar[Process | None] = contextvars.ContextVar("monarch_nb_actor_home", default=None)
 
 
 class Runner:
@@ -109,7 +85,7 @@ class Runner:
 
     def __init__(
         self,
-        process: Home,
+        process: Process,
         birth: Birth,
         rank: int,
         value: Value,
@@ -217,7 +193,7 @@ class Runner:
         if self._loop is None:
             self._mailbox.put_first(lambda: self._supervise(failure))
         elif not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(lambda: self._spawn_task(self._supervise_async(failure)))
+            self._loop.call_soon_threadsafe(lambda: self._spawn_task(self._supervise(failure)))
 
     def state(self) -> ActorState:
         """Return it for people who ask."""
@@ -249,49 +225,39 @@ class Runner:
             self._old.wait_end()
         self._old = self._set_up = None
         if self._loop is None:
-            self._run_sync(not_set_up)
-        else:
-            asyncio.set_event_loop(self._loop)
-            try:
-                self._loop.run_until_complete(self._run_async(not_set_up))
-            finally:
-                self._loop.run_until_complete(self._loop.shutdown_asyncgens())
-                self._loop.run_until_complete(self._loop.shutdown_default_executor())
-                self._loop.close()
+            _run_now(self._live(not_set_up))
+            return
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_until_complete(self._live(not_set_up))
+        finally:
+            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+            self._loop.run_until_complete(self._loop.shutdown_default_executor())
+            self._loop.close()
 
-    def _run_sync(self, not_set_up: Failed | None) -> None:
-        self._be_born(not_set_up)
-        while not self.ended.is_set():
-            try:
-                item = self._mailbox.get()
-                if not isinstance(item, Message):
-                    item()
-                elif self.refuses is not None:
-                    self._answer_failed(item, self._place(item.place)[0], self.refuses)
-                else:
-                    self._execute(item)
-            except KeyboardInterrupt:  # of an execution that was over already
-                continue
-
-    async def _run_async(self, not_set_up: Failed | None) -> None:
+    async def _live(self, not_set_up: Failed | None) -> None:
+        """Take one message after the other. Without a loop nothing in here awaits."""
         self._be_born(not_set_up)
         turns = 0
         while not self.ended.is_set():
-            item = self._mailbox.pop()
-            if item is None:
-                turns = 0
-                await self._mailbox.arrived()
-            elif not isinstance(item, Message):
-                ends = item()
-                if isinstance(ends, Coroutine):
-                    await ends
-            elif self.refuses is not None:
-                self._answer_failed(item, self._place(item.place)[0], self.refuses)
-            else:
-                await self._take(item)
-                turns += 1
-                if turns % _TURN == 0:
-                    await asyncio.sleep(0)
+            try:
+                item = self._mailbox.pop() if self._loop is not None else self._mailbox.get()
+                if item is None:
+                    turns = 0
+                    await self._mailbox.arrived()
+                elif not isinstance(item, Message):
+                    if isinstance(work := item(), Coroutine):
+                        await work
+                elif self.refuses is not None:
+                    self._answer_failed(item, self._place(item.place)[0], self.refuses)
+                else:
+                    await self._take(item)
+                    turns += 1
+                    if turns % _TURN == 0 and self._loop is not None:
+                        await asyncio.sleep(0)
+            except KeyboardInterrupt:  # of an execution that was over already
+                if self._loop is not None:
+                    raise
 
     def _be_born(self, not_set_up: Failed | None) -> None:
         message = Message("__init__", None, self._value, self._owner, 0, None, self.birth.caller, self.birth.runs)
@@ -346,32 +312,6 @@ class Runner:
             found = self._methods[key] = find_method(self._kind, key)
         return found
 
-    def _execute(self, message: Message) -> None:
-        if not message.endpoint:
-            self._answer(message, self._place(message.place)[0], None)
-            return
-        step, is_explicit = self._begin(message), False
-        try:
-            with self.process.outside.executing(step.execution):
-                values, named = message.value.load()
-                method = self._method(message.endpoint)
-                is_explicit = method.is_explicit
-                if is_explicit:
-                    values = (self._port(step), *values)
-                result = method.method(self.instance, *values, **named)
-                if isinstance(result, Coroutine):
-                    result.close()
-                    raise TypeError(
-                        f"{message.endpoint} is an async def method, but its actor's endpoints are all def, so it has "
-                        "no event loop to run on"
-                    )
-        except BaseException as error:  # noqa: BLE001 -- whatever the user's endpoint raises
-            self._over(step)
-            self._raised(step, is_explicit, error)
-        else:
-            self._over(step)
-            self._returned(step, is_explicit, result)
-
     async def _take(self, message: Message) -> None:
         """Execute a message in this task, or in one of its own when its endpoint is concurrent."""
         if not message.endpoint:
@@ -381,17 +321,17 @@ class Runner:
             is_concurrent = self._method(message.endpoint).is_concurrent
         except AttributeError:
             is_concurrent = False
-        if not is_concurrent:
-            await self._execute_async(message, is_concurrent=False)
-            return
-        self._spawn_task(self._execute_async(message, is_concurrent=True))
+        if is_concurrent:
+            self._spawn_task(self._execute(message, is_concurrent=True))
+        else:
+            await self._execute(message, is_concurrent=False)
 
     def _spawn_task(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _execute_async(self, message: Message, *, is_concurrent: bool) -> None:
+    async def _execute(self, message: Message, *, is_concurrent: bool) -> None:
         step, is_explicit = self._begin(message), False
         step.execution.is_concurrent = is_concurrent
         try:
@@ -403,6 +343,12 @@ class Runner:
                     values = (self._port(step), *values)
                 result = method.method(self.instance, *values, **named)
                 if isinstance(result, Coroutine):
+                    if self._loop is None:
+                        result.close()
+                        raise TypeError(
+                            f"{message.endpoint} is an async def method, but its actor's endpoints are all def, so it "
+                            "has no event loop to run on"
+                        )
                     result = await result
         except BaseException as error:  # noqa: BLE001 -- whatever the user's endpoint raises
             self._over(step)
@@ -488,27 +434,18 @@ class Runner:
         self.process.reply_to(self._owner, self._call, self.rank, FAILED, failed)
         self._mailbox.put_first(lambda: self._end(RuntimeError(f"actor {self.title} failed: {failed.traceback}")))
 
-    def _end(self, error: Exception | None) -> Coroutine[Any, Any, None] | None:
+    async def _end(self, error: Exception | None) -> None:
         if self._is_ending:
-            return None
+            return
         self._is_ending = True
-        if self._loop is not None:
-            return self._end_async(error)
-        self.process.stop_children(self, CHILDREN_S)
-        try:
-            self._hook("__cleanup__", error)
-        except BaseException as problem:  # noqa: BLE001 -- whatever the user's hook raises
-            self._has_ended(problem)
-        else:
-            self._has_ended(None)
-        return None
-
-    async def _end_async(self, error: Exception | None) -> None:
         for task in list(self._tasks):
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self.children:
+        if self._tasks:
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self.children and self._loop is not None:
             await asyncio.to_thread(self.process.stop_children, self, CHILDREN_S)
+        else:
+            self.process.stop_children(self, CHILDREN_S)
         try:
             result = self._hook("__cleanup__", error)
             if isinstance(result, Coroutine):
@@ -523,7 +460,7 @@ class Runner:
             self.sets_up.end(self.refuses)
         has_failed = self.process.note_end(self)
         self.instance = None
-        for leave in self.at_end:
+        for leave in list(self.at_end):
             leave()
         if problem is not None:
             failed = describe("stopped", problem)
@@ -547,27 +484,28 @@ class Runner:
         finally:
             self._over(step)
 
-    def _supervise(self, failure: MeshFailure) -> None:
-        try:
-            self._supervised(failure, self._hook("__supervise__", failure), None)
-        except Exception as error:  # noqa: BLE001 -- whatever the user's hook raises
-            self._supervised(failure, None, error)
-
-    async def _supervise_async(self, failure: MeshFailure) -> None:
+    async def _supervise(self, failure: MeshFailure) -> None:
         try:
             handled = self._hook("__supervise__", failure)
-            self._supervised(failure, await handled if isinstance(handled, Coroutine) else handled, None)
+            if isinstance(handled, Coroutine):
+                handled = await handled
         except Exception as error:  # noqa: BLE001 -- whatever the user's hook raises
-            self._supervised(failure, None, error)
-
-    def _supervised(self, failure: MeshFailure, handled: object, error: Exception | None) -> None:
-        if error is not None:
             error.add_note("This error occurred while handling a supervision event from its child.")
             self.fail(error)
-        elif not handled:
+            return
+        if not handled:
             self.fail(
                 RuntimeError(
                     f"{self.identity!r} failed because it did not handle a supervision event from its child. "
                     f"The child's event was: {failure.event}"
                 )
             )
+
+
+def _run_now(work: Coroutine[Any, Any, None]) -> None:
+    """Run a coroutine that does not await."""
+    try:
+        work.send(None)
+    except StopIteration:
+        return
+    raise AssertionError("an actor without a loop has awaited")

@@ -1,4 +1,4 @@
-"""A node's files as clients and other nodes reach them: trees synced, chunks received and passed on, files read."""
+"""A node's files as clients and other nodes reach them: trees synced, content received and passed on, files read."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ import os
 import shutil
 import stat
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Container, Iterator, Mapping
-from typing import TypeVar
+from collections.abc import AsyncIterator, Callable, Container, Iterable, Iterator, Mapping
 
 from monarch_nb import config
 from monarch_nb.allocator.files.relay import Branch, Relay
 from monarch_nb.allocator.files.removal import Removal
 from monarch_nb.allocator.files.workspace.pending import Pending
 from monarch_nb.allocator.files.workspace.workspaces import Kept, Workspaces
-from monarch_nb.config import cadence, patience
+from monarch_nb.config import patience
 from monarch_nb.errors import FilesError, MonarchNbError
 from monarch_nb.files.tree import printable
 from monarch_nb.proto import files_pb2 as pb
@@ -27,14 +26,9 @@ from monarch_nb.rpc.status import error_to_json
 _log = logging.getLogger(__name__)
 
 SMALL_CHANGE_ENTRIES = 20
-"""A change of so few entries is staged at once; others in a thread, while the node goes on with everything else."""
-CACHE_BYTES = 8 << 30
+"""A change of so few entries is made at once; others in a thread, while the node goes on with everything else."""
 FINISH_S = patience(10.0)
 """How long a node that ends waits for changes that are under way."""
-SETTLE_DELAY_S = cadence(0.2)
-"""From putting files in place to tidying up: by then the run that they were sent for has begun."""
-
-T = TypeVar("T")
 
 
 class NodeFiles:
@@ -56,25 +50,19 @@ class NodeFiles:
         certificate: Callable[[], object] = lambda: None,
     ) -> None:
         self.removal = Removal(paths.removed)
-        later = self.removal.later
-        self.workspaces = Workspaces(paths, node=node_id, cache_limit_bytes=CACHE_BYTES, later=later)
+        self.workspaces = Workspaces(paths, node=node_id, later=self.removal.later)
         self._node_id, self._paths = node_id, paths
         self.kept: dict[str, Kept] = {}
         """By reservation that was released: what its ranks wrote."""
         self.relay = Relay(node_id, owner_of, open_channel, certificate)
-        self._settling: set[asyncio.Future[None]] = set()
-        self._closing = asyncio.Event()
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def close(self) -> None:
         """Finish what is under way, and close the connections to other nodes."""
-        self._closing.set()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(FINISH_S):
                 for lock in list(self._locks.values()):
                     await lock.acquire()  # and keep it: what comes now comes too late
-        self._closing.set()
-        await asyncio.gather(*self._settling, return_exceptions=True)
         await self.relay.close()
 
     async def release(self, reservation_id: str, name: str) -> None:
@@ -91,23 +79,24 @@ class NodeFiles:
                     _log.info(told, name or reservation_id, kept.files, kept.size_bytes, kept.directory)
         self._locks.pop(reservation_id, None)
 
-    def remove_all(self, names: Mapping[str, str]) -> None:
+    def remove_all(self, names: Mapping[str, str], *, keep_logs: bool = False) -> None:
         """After `close`: remove all files of the node, but for what ranks wrote, also of reservations that are held.
 
         Args:
             names: of the reservations, by id.
+            keep_logs: leave what meshes printed that have ended, for the node's next allocator.
         """
         for reservation_id in self.workspaces.reservations():
             try:
                 self.workspaces.release(reservation_id, names.get(reservation_id, ""))
             except OSError as error:
                 _log.warning("files of ranks of %s can not be kept: %s", names.get(reservation_id), error)
-        kept = self._paths.kept
+        stay = {self._paths.kept, *([self._paths.logs] if keep_logs else [])}
         self.removal.finish()
-        for path in self._paths.directory.iterdir():
-            if path.is_dir() and path != kept:
+        for path in {*self._paths.directory.iterdir()} - stay:
+            if path.is_dir():
                 shutil.rmtree(path, ignore_errors=True)
-            elif path != kept:
+            else:
                 path.unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # unless something is kept
             self._paths.directory.rmdir()
@@ -128,86 +117,89 @@ class NodeFiles:
         """
         others = asyncio.ensure_future(self.relay.sync(request))
         try:
-            here = pb.NodeSynced(node_id=self._node_id)
-            async with self._locks[request.reservation_id]:
-                try:
-                    await self._sync_here(request, gone, here)
-                except MonarchNbError as error:
-                    here.error_json = error_to_json(error)
-                except OSError as error:
-                    here.error_json = error_to_json(self._failed(error))
+            change, content = request.change, request.content
+            begin = lambda: self.workspaces.begin(request.reservation_id, change, request.overwrite)  # noqa: E731
+            is_small = len(change.changed) + len(change.removed) <= SMALL_CHANGE_ENTRIES
+            here = await self._sync_here(request.reservation_id, begin, content, gone, is_small=is_small)
             return pb.SyncTreeReply(nodes=[here, *([] if gone.is_set() else await others)])
         finally:
             others.cancel()
 
-    async def _sync_here(self, request: pb.SyncTreeRequest, gone: asyncio.Event, answer: pb.NodeSynced) -> None:
-        if gone.is_set():
-            return
-        change = request.change
-        is_small = not request.pending and len(change.changed) + len(change.removed) <= SMALL_CHANGE_ENTRIES
-        if request.pending:
-            pending = self.workspaces.resume(request.reservation_id, change.mount, change.version)
-        else:
-            begin = lambda: self.workspaces.begin(request.reservation_id, change, request.overwrite)  # noqa: E731
-            pending = await _work(is_small, begin)
-        if pending is None:
-            answer.needs_whole = True
-            return
-        for batch in request.chunks:
-            pending.add(batch)
-        if missing := await _work(is_small, pending.prepare):
-            answer.missing = b"".join(missing)
-            return
-        if gone.is_set():
-            return
-        answer.applied.CopyFrom(await _work(is_small, pending.commit))
-        self._settle_later(pending)
+    async def _sync_here(
+        self,
+        reservation_id: str,
+        begin: Callable[[], Pending | None],
+        content: Iterable[pb.ContentBatch],
+        gone: asyncio.Event,
+        *,
+        is_small: bool,
+    ) -> pb.NodeSynced:
+        """Begin a change or go on with it, and put it in place when nothing of it is missing."""
 
-    def _settle_later(self, pending: Pending) -> None:
-        task = asyncio.ensure_future(self._settle(pending))
-        self._settling.add(task)
-        task.add_done_callback(self._settling.discard)
+        def work() -> None:
+            if gone.is_set():
+                return
+            if (pending := begin()) is None:
+                answer.needs_whole = True
+                return
+            for batch in content:
+                pending.add(batch)
+            if missing := pending.missing():
+                answer.missing.paths.extend(missing)
+            elif not gone.is_set():
+                answer.applied.CopyFrom(pending.commit())
 
-    async def _settle(self, pending: Pending) -> None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(SETTLE_DELAY_S):
-                await self._closing.wait()
-        await asyncio.to_thread(pending.settle)
+        answer = pb.NodeSynced(node_id=self._node_id)
+        async with self._locks[reservation_id]:
+            try:
+                if is_small:
+                    work()
+                else:
+                    await asyncio.to_thread(work)
+            except MonarchNbError as error:
+                answer.error_json = error_to_json(error)
+            except OSError as error:
+                answer.error_json = error_to_json(self._failed(error))
+        return answer
 
-    async def put_chunks(self, requests: AsyncIterator[pb.PutChunksRequest]) -> pb.PutChunksReply:
-        """Receive the chunks of a change, and pass them on as they come."""
-        stored = pb.NodeStored(node_id=self._node_id)
+    async def put_files(self, requests: AsyncIterator[pb.PutFilesRequest]) -> pb.PutFilesReply:
+        """Receive the content of a change, pass it on as it comes, and put it in place."""
         branches: list[Branch] = []
         pending: Pending | None = None
-        is_first = True
+        failed: list[MonarchNbError] = []
+        reservation_id, gone = "", asyncio.Event()
+
+        def store(batch: pb.ContentBatch) -> None:
+            """The nodes behind this one get theirs also when this one fails."""
+            if pending and not failed:
+                try:
+                    pending.add(batch)
+                except MonarchNbError as error:
+                    failed.append(error)
+
+        def resume() -> Pending | None:
+            if failed:
+                raise failed[0]
+            return None if pending is None or pending.is_over else pending
+
         try:
             async for request in requests:
-                if is_first:
-                    is_first = False
+                if not reservation_id:
+                    reservation_id = request.reservation_id
                     branches = self.relay.open_streams(request)
-                    pending = self.workspaces.resume(request.reservation_id, request.mount, request.version)
-                if not request.HasField("batch"):
-                    continue
-                stored.received_bytes += len(request.batch.data)
-                passed = pb.PutChunksRequest(batch=request.batch)
-                await asyncio.gather(self._store(pending, request.batch, stored), *(b.send(passed) for b in branches))
-            others = await asyncio.gather(*(branch.finish() for branch in branches))
+                    pending = self.workspaces.resume(reservation_id, request.mount, request.version)
+                if request.HasField("batch"):
+                    passed = pb.PutFilesRequest(batch=request.batch)
+                    stored = asyncio.to_thread(store, request.batch)
+                    await asyncio.gather(stored, *(branch.send(passed) for branch in branches))
+            here = asyncio.shield(self._sync_here(reservation_id, resume, (), gone, is_small=False))
+            answer, others = await asyncio.gather(here, asyncio.gather(*(branch.finish() for branch in branches)))
         except BaseException:
+            gone.set()
             for branch in branches:
                 branch.cancel()
             raise
-        return pb.PutChunksReply(nodes=[stored, *(node for part in others for node in part)])
-
-    async def _store(self, pending: Pending | None, batch: pb.ChunkBatch, stored: pb.NodeStored) -> None:
-        """Keep what is of use here; the nodes behind this one get theirs also when this one fails."""
-        if pending is None or stored.error_json:
-            return
-        try:
-            await asyncio.to_thread(pending.add, batch)
-        except MonarchNbError as error:
-            stored.error_json = error_to_json(error)
-        except OSError as error:
-            stored.error_json = error_to_json(self._failed(error))
+        return pb.PutFilesReply(nodes=[answer, *(node for part in others for node in part)])
 
     def _failed(self, error: OSError) -> MonarchNbError:
         path = os.fsencode(error.filename) if isinstance(error.filename, (str, bytes)) else b""
@@ -251,10 +243,6 @@ class NodeFiles:
                 os.close(descriptor)
         except OSError as error:
             raise FilesError(f"{self._node_id}: {self._shown(path)}: {error.strerror}", self._node_id) from error
-
-
-async def _work(is_small: bool, work: Callable[[], T]) -> T:
-    return work() if is_small else await asyncio.to_thread(work)
 
 
 def _walk(directory: bytes, below: bytes, recursive: bool) -> Iterator[pb.TreeEntry]:

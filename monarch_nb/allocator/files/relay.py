@@ -112,28 +112,28 @@ class Relay:
             return [failed, *await self.sync(passed)]
         return list(reply.nodes)
 
-    def open_streams(self, first: pb.PutChunksRequest) -> list[Branch]:
-        """Begin to pass a stream of chunks on to `first.peers`."""
+    def open_streams(self, first: pb.PutFilesRequest) -> list[Branch]:
+        """Begin to pass a stream of content on to `first.peers`."""
         branches = []
         for head, rest in split(first.peers):
-            opening = pb.PutChunksRequest()
+            opening = pb.PutFilesRequest()
             opening.CopyFrom(first)
             del opening.peers[:]
             opening.peers.extend(rest)
-            stream = self._stub(head).PutChunks(timeout=CALL_TIMEOUT_S, metadata=self._for(first))
+            stream = self._stub(head).PutFiles(timeout=CALL_TIMEOUT_S, metadata=self._for(first))
             branches.append(Branch(stream, head, rest, opening))
         return branches
 
 
 class Branch:
-    """A stream of chunks to one node, which passes it on to others."""
+    """A stream of content to one node, which passes it on to others."""
 
-    def __init__(self, stream: Any, head: pb.Peer, rest: list[pb.Peer], opening: pb.PutChunksRequest) -> None:
+    def __init__(self, stream: Any, head: pb.Peer, rest: list[pb.Peer], opening: pb.PutFilesRequest) -> None:
         self._stream, self._head, self._rest = stream, head, rest
-        self._opening: pb.PutChunksRequest | None = opening
+        self._opening: pb.PutFilesRequest | None = opening
         self._lost = False
 
-    async def send(self, request: pb.PutChunksRequest) -> None:
+    async def send(self, request: pb.PutFilesRequest) -> None:
         """Pass one message on; nothing happens when the node is lost."""
         if self._opening is not None:
             request, self._opening = _joined(self._opening, request), None
@@ -143,18 +143,18 @@ class Branch:
             except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
                 self._lost = True
 
-    async def finish(self) -> list[pb.NodeStored]:
+    async def finish(self) -> list[pb.NodeSynced]:
         """End the stream; return what every node behind it says."""
         try:
             if self._opening is not None:
                 await self._stream.write(self._opening)
             await self._stream.done_writing()
-            reply: pb.PutChunksReply = await self._stream
+            reply: pb.PutFilesReply = await self._stream
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError, asyncio.CancelledError) as error:
             if isinstance(error, asyncio.CancelledError) and not self._stream.done():
                 raise
             lost = error_to_json(NodeUnreachable(f"{self._head.node_id} was lost on the way", self._head.node_id))
-            return [pb.NodeStored(node_id=peer.node_id, error_json=lost) for peer in (self._head, *self._rest)]
+            return [pb.NodeSynced(node_id=peer.node_id, error_json=lost) for peer in (self._head, *self._rest)]
         return list(reply.nodes)
 
     def cancel(self) -> None:
@@ -170,6 +170,6 @@ def _with_peers(request: pb.SyncTreeRequest, peers: list[pb.Peer]) -> pb.SyncTre
     return passed
 
 
-def _joined(opening: pb.PutChunksRequest, request: pb.PutChunksRequest) -> pb.PutChunksRequest:
+def _joined(opening: pb.PutFilesRequest, request: pb.PutFilesRequest) -> pb.PutFilesRequest:
     opening.batch.CopyFrom(request.batch)
     return opening

@@ -2,7 +2,7 @@
 
 leases        gives, confirms and releases them
 gpu_locks     says to all allocators of the machine which GPUs are leased
-record        writes down who reserved what, who was let in, and which runs were whose
+audit         logs who reserved what, who was let in, and which runs were whose
 others        asks the other nodes of the pool who holds what there
 fairness      counts what people hold of the pool, and refuses what is above their limits (by the rules in state)
 line          who waits for slots

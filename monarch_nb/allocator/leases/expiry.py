@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 
 from monarch_nb import config
 from monarch_nb.allocator.files.relay import Relay
@@ -66,10 +66,6 @@ class Expiry:
         self._autosaves, self._warn_scripts, self._grace_s = autosaves, warn_scripts, grace_s
         self._done: dict[str, set[str]] = {}
         """What was done before the end of reservations."""
-        self.idle_in_room: Callable[[str], Awaitable[float | None]] | None = None
-        """Of a gateway: returns how long nothing has run where the ranks of a reservation are; None: nobody knows."""
-        self.keeps_unconfirmed = False
-        """Of a room: its gateway ends what nobody confirms."""
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._saved_s: dict[str, float] = {}
         self._asking: dict[str, asyncio.Task[None]] = {}
@@ -192,11 +188,15 @@ class Expiry:
         """Set the time limit; clients that were warned are told.
 
         Raises:
-            ReservationNotFound: it is not held here.
+            ReservationNotFound: it is not held here, or its time was up: then it ends, although nobody looked yet.
         """
-        limits = self._state.lease(reservation_id).limits
+        limits, now_s = self._state.lease(reservation_id).limits, seconds_since_boot()
+        if limits.time_left_s(now_s) == 0:
+            self._start_release(reservation_id, limits.time_is_up)
+        if reservation_id in self._releases:
+            raise self._state.gone(reservation_id)
         was_warned = limits.warned
-        limits.extend(time_s, seconds_since_boot())
+        limits.extend(time_s, now_s)
         self._save_lease(reservation_id)
         self.watch(reservation_id)
         if was_warned:
@@ -221,8 +221,6 @@ class Expiry:
         del self._timers[reservation_id]
         lease, now_s = self._state.leases[reservation_id], seconds_since_boot()
         if not lease.confirmed:
-            if self.keeps_unconfirmed:
-                return
             if any(session.client_id and session.client_id == lease.request.client_id for session in self._sessions):
                 self.watch(reservation_id)
             else:
@@ -265,10 +263,6 @@ class Expiry:
             away = ", ".join(silent)
             _log.info("%s is idle here, but %s may run a cell and does not answer", lease.request.name, away)
             return
-        if self.idle_in_room is not None:
-            replies.append(await self.idle_in_room(reservation_id))
-            if replies[-1] is None:
-                return
         now_s, limits = seconds_since_boot(), lease.limits
         limits.used_s = max([limits.used_s, *(now_s - idle_for_s for idle_for_s in replies if idle_for_s is not None)])
         busy = self.is_busy(reservation_id)  # somebody may have come meanwhile

@@ -12,34 +12,24 @@ import contextlib
 import grp
 import hashlib
 import logging
-import math
 import os
 import pwd
 import stat
 import time
-from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 
 from monarch_nb.allocator.leases.others import Others
-from monarch_nb.allocator.leases.record import Record
-from monarch_nb.allocator.readings.load import Readings
-from monarch_nb.allocator.state import ledger, quotas
+from monarch_nb.allocator.state import quotas
 from monarch_nb.allocator.state.identity import Identity
 from monarch_nb.allocator.state.quotas import Holdings, Quotas
 from monarch_nb.allocator.state.quotas_file import read_quotas
 from monarch_nb.allocator.state.state import Lease, NodeState
-from monarch_nb.allocator.supervision.processes import seconds_since_boot
 from monarch_nb.config import cadence
 from monarch_nb.errors import UsageError
 from monarch_nb.proto import allocator_pb2 as pb
 
 _log = logging.getLogger(__name__)
 
-LOOK_EVERY_S = cadence(15.0)
-"""How often a node looks which reservations are used."""
-WRITE_EVERY_S = cadence(600.0)
-"""How often the record says how long they were: the most that a crash forgets."""
 GROUPS_KEPT_S = cadence(60.0)
 _DIGITS = 16
 """Of a digest."""
@@ -111,41 +101,11 @@ class Fairness:
 
     Args:
         others: the other nodes.
-        record: knows the hours.
     """
 
-    def __init__(
-        self,
-        identity: Identity,
-        state: NodeState,
-        readings: Readings,
-        others: Others,
-        record: Record,
-        file: LimitsFile,
-    ) -> None:
-        self._identity, self._state, self._readings = identity, state, readings
-        self._others, self._record, self._file = others, record, file
-        self._told: list[pb.UsageReply] = []
+    def __init__(self, identity: Identity, state: NodeState, others: Others, file: LimitsFile) -> None:
+        self._identity, self._state, self._others, self._file = identity, state, others, file
         self._groups: dict[str, tuple[float, frozenset[str]]] = {}
-        self._looking: asyncio.Task[None] | None = None
-        self.running_in_rooms: Callable[[], Awaitable[set[str]]] | None = None
-        """Of a gateway: returns in which reservations something runs, which its state does not know."""
-
-    async def start(self) -> None:
-        """Read the record, and look from now on which reservations are used."""
-        await asyncio.to_thread(self._record.read)
-        for reservation_id in self._record.ledger.lost(self._state.leases):
-            self._record.note(ledger.LOST, reservation=reservation_id)
-        for reservation_id, lease in self._state.leases.items():
-            if self._record.ledger.span(reservation_id) is None:  # its line was lost, or there was no record
-                self.note_lease(reservation_id, lease)
-        self._looking = asyncio.create_task(self._look())
-
-    def close(self) -> None:
-        """Look no more, and write down what is known."""
-        if self._looking is not None:
-            self._looking.cancel()
-            self._write_use()
 
     # ---- limits ----
 
@@ -155,34 +115,19 @@ class Fairness:
         Raises:
             LimitReached: somebody would have more than they may.
         """
-        await self._check(reservation_id)
-
-    async def check_extension(self, reservation_id: str, time_s: float) -> None:
-        """Let a reservation be held for so long in all, or raise as `check` does. A shorter time is always fine."""
-        limits, now_s = self._state.lease(reservation_id).limits, seconds_since_boot()
-        if (time_s or math.inf) <= (limits.time_s or math.inf):
-            return
-        held_s = now_s - (limits.confirmed_s or now_s)
-        await self._check(reservation_id, time.time() - held_s + time_s if time_s else 0.0)
-
-    async def _check(self, reservation_id: str, ends_at: float | None = None) -> None:
         limits = self._file.newest()
         if limits is None or reservation_id not in self._state.leases:
             return
-        holdings, _ = await self._ask(limits)
+        holdings, _ = await self._ask()
         await self._learn_groups(limits, holdings.people)
-        if (asked := holdings.reserved.get(reservation_id)) is None:
-            return
-        if ends_at is not None:
-            asked.ends_at = ends_at
-        where, node = str(self._file.path), self._identity.node_id
-        quotas.check(limits, holdings, reservation_id, self._groups_of, time.time(), where, node)
+        if reservation_id in holdings.reserved:
+            where, node = str(self._file.path), self._identity.node_id
+            quotas.check(limits, holdings, reservation_id, self._groups_of, where, node)
 
-    async def _ask(self, limits: Quotas | None) -> tuple[Holdings, list[str]]:
+    async def _ask(self) -> tuple[Holdings, list[str]]:
         """Return what people hold of the pool, and which nodes do not answer."""
-        since = time.time() - (limits.window_s if limits else 0.0)
-        self._told, silent = await self._others.ask(since)
-        return Holdings.told([self.usage(since), *self._told]), silent
+        told, silent = await self._others.ask()
+        return Holdings.told([self.usage(), *told]), silent
 
     async def _learn_groups(self, limits: Quotas, people: set[str]) -> None:
         now_s = time.monotonic()
@@ -201,135 +146,42 @@ class Fairness:
 
     # ---- what is told ----
 
-    def usage(self, since: float) -> pb.UsageReply:
-        """Return who holds what here, and what people held since a time."""
-        now, limits = time.time(), self._file.newest()
-        used = self._record.ledger.used(since, now) if since else []
-        for each in used:
-            each.groups.extend(sorted(self._groups_of(each.owner)))
+    def usage(self) -> pb.UsageReply:
+        """Return who holds what here."""
+        limits = self._file.newest()
         return pb.UsageReply(
             node_id=self._identity.node_id,
             token=self._identity.token,
-            procs=self._state.procs,
-            gpus=len(self._identity.gpus),
-            held=[self._held(reservation_id, lease, now) for reservation_id, lease in self._state.leases.items()],
-            used=used,
-            known_since=self._record.ledger.known_since,
+            held=[_held(reservation_id, lease) for reservation_id, lease in self._state.leases.items()],
             limits_file=str(self._file.path) if limits is not None or self._file.problems else "",
             limits_digest=self._file.digest,
             problems=self._file.problems,
         )
 
-    async def usage_with_standings(self, since: float, asker: str) -> tuple[pb.UsageReply, set[str]]:
+    async def usage_with_standings(self, asker: str) -> tuple[pb.UsageReply, set[str]]:
         """Return the same, and who is how near to which limit in the pool; and the groups of who asks."""
         limits = self._file.newest()
-        holdings, silent = await self._ask(limits)
-        if limits is not None:
-            await self._learn_groups(limits, holdings.people | {asker, *(entry.name for entry in limits.people)})
-        reply = self.usage(since)
+        holdings, silent = await self._ask()
+        reply = self.usage()
         reply.silent.extend(silent)
         reply.asks_others = self._others.are_known
         if limits is not None:
-            reply.contact = limits.contact
-            reply.standings.extend(quotas.standings(limits, holdings, self._groups_of, time.time(), [asker]))
+            await self._learn_groups(limits, holdings.people | {asker, *(entry.name for entry in limits.people)})
+            reply.standings.extend(quotas.standings(limits, holdings, self._groups_of, [asker]))
         return reply, self._groups_of(asker)
 
-    def _held(self, reservation_id: str, lease: Lease, now: float) -> pb.Held:
-        request, span = lease.request, self._record.ledger.span(reservation_id)
-        left_s = lease.limits.time_left_s(seconds_since_boot())
-        left_s = lease.limits.time_s if left_s is None else left_s
-        return pb.Held(
-            reservation_id=reservation_id,
-            name=request.name,
-            owner=request.owner,
-            node_rank=request.node_rank,
-            nodes=request.nodes,
-            procs=request.procs,
-            gpus=request.gpus,
-            confirmed=lease.confirmed,
-            begun_at=span.begun if span else now,
-            ends_at=now + left_s if left_s else 0.0,
-        )
 
-    # ---- the line ----
-
-    async def look_at_pool(self) -> None:
-        """Ask the other nodes what people hold, for the order of those who wait."""
-        await self._ask(None)
-
-    def slots(self, *, gpus: bool) -> tuple[Mapping[str, int], int]:
-        """Return how many slots of a kind people hold of the pool, as far as it was looked at, and how many it has."""
-        held: Counter[str] = Counter()
-        told = [self.usage(0.0), *self._told]
-        for part in (part for reply in told for part in reply.held):
-            held[part.owner] += part.gpus if gpus else part.procs
-        return held, sum(reply.gpus if gpus else reply.procs for reply in told)
-
-    # ---- the record ----
-
-    def note_lease(self, reservation_id: str, lease: Lease, caller: str = "") -> None:
-        """Write down that slots were leased.
-
-        Args:
-            caller: from where.
-        """
-        request = lease.request
-        self._record.note(
-            ledger.RESERVED,
-            reservation=reservation_id,
-            name=request.name,
-            owner=request.owner,
-            node=self._identity.node_id,
-            node_rank=request.node_rank,
-            nodes=request.nodes,
-            procs=request.procs,
-            gpus=request.gpus,
-            gpu_indices=list(lease.gpu_indices),
-            time_s=request.time_s,
-            notebook=request.notebook,
-            **{"from": caller},
-        )
-
-    def note_end(self, reservation_id: str, lease: Lease, ended: pb.Ended | None) -> None:
-        """Write down that a reservation has ended here.
-
-        Args:
-            ended: what there is to say of that; None of one that was never confirmed.
-        """
-        if (span := self._record.ledger.span(reservation_id)) is None:
-            return
-        self._record.note(
-            ledger.EXPIRED if ended is not None and ended.why else ledger.RELEASED,
-            reservation=reservation_id,
-            name=lease.request.name,
-            owner=lease.request.owner,
-            why=(ended.why or ended.by) if ended is not None else "",
-            held_s=round(time.time() - span.begun, 1),
-            busy_s=round(span.busy_s, 1),
-        )
-
-    async def _look(self) -> None:
-        looked_s = written_s = seconds_since_boot()
-        while True:
-            await asyncio.sleep(LOOK_EVERY_S)
-            now_s = seconds_since_boot()
-            busy = await self._readings.busy_gpus()
-            running = await self.running_in_rooms() if self.running_in_rooms else set[str]()
-            running |= {
-                reservation_id for reservation_id in self._state.leases if self._state.is_running(reservation_id)
-            }
-            for reservation_id, lease in self._state.leases.items():
-                if reservation_id in running or busy.intersection(lease.gpu_indices):
-                    self._record.ledger.used_for(reservation_id, min(now_s - looked_s, 2 * LOOK_EVERY_S))
-            looked_s = now_s
-            if now_s - written_s >= WRITE_EVERY_S:
-                written_s = now_s
-                self._write_use()
-
-    def _write_use(self) -> None:
-        for reservation_id in self._state.leases:
-            if span := self._record.ledger.span(reservation_id):
-                self._record.note(ledger.HELD, reservation=reservation_id, busy_s=round(span.busy_s, 1))
+def _held(reservation_id: str, lease: Lease) -> pb.Held:
+    request = lease.request
+    return pb.Held(
+        reservation_id=reservation_id,
+        name=request.name,
+        owner=request.owner,
+        node_rank=request.node_rank,
+        nodes=request.nodes,
+        gpus=request.gpus,
+        confirmed=lease.confirmed,
+    )
 
 
 def _unix_groups(people: list[str], groups: list[str]) -> dict[str, frozenset[str]]:

@@ -58,7 +58,7 @@ class GpuLocks:
 
     Args:
         node: directory of the node; no two allocators have the same.
-        gpus: the node's; none where a gateway holds the locks.
+        gpus: the node's.
     """
 
     def __init__(self, node: Path, gpus: Sequence[pb.Gpu]) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 
 from monarch_nb.allocator.files.node_files import NodeFiles
+from monarch_nb.allocator.leases import audit
 from monarch_nb.allocator.leases.autosaves import Autosaves
 from monarch_nb.allocator.leases.expiry import Expiry
 from monarch_nb.allocator.leases.fairness import Fairness
@@ -55,9 +56,7 @@ class Leases:
         self._state, self._records, self._supervisor = state, records, supervisor
         self._meshes, self._files, self._sessions, self._gpu_locks = meshes, files, sessions, gpu_locks
         self.releases: dict[str, asyncio.Task[int]] = {}
-        self.end_in_room: Callable[[str], Awaitable[int]] | None = None
-        """Of a gateway: ends a reservation where its ranks are, and returns how many there were."""
-        self.line = Line(self._tell_who_waits, fairness)
+        self.line = Line(self._tell_who_waits)
         self.expiry = Expiry(
             state,
             sessions,
@@ -136,7 +135,7 @@ class Leases:
         which shows then whether the first one was told the truth.
 
         Args:
-            caller: from where that is asked for, for the record.
+            caller: from where that is asked for.
 
         Raises:
             LimitReached: and its like, as `NodeState.reserve` raises.
@@ -147,6 +146,7 @@ class Leases:
             indices = self.reserve(request)
         if not is_new:
             return indices
+        self._note(request, indices, caller)
         if request.node_rank and not request.lease_id:
             task = asyncio.create_task(self._check_later(reservation_id))
             self._checks.add(task)
@@ -157,9 +157,23 @@ class Leases:
             except MonarchNbError:
                 await self.release(reservation_id)
                 raise
-        if lease := self._state.leases.get(reservation_id):
-            self._fairness.note_lease(reservation_id, lease, caller)
         return indices
+
+    def _note(self, request: pb.ReserveRequest, gpu_indices: list[int], caller: str) -> None:
+        audit.note(
+            "reserved",
+            reservation=request.reservation_id,
+            name=request.name,
+            owner=request.owner,
+            node_rank=request.node_rank,
+            nodes=request.nodes,
+            procs=request.procs,
+            gpus=request.gpus,
+            gpu_indices=gpu_indices,
+            time_s=request.time_s,
+            notebook=request.notebook,
+            **{"from": caller},
+        )
 
     async def _check_later(self, reservation_id: str) -> None:
         try:
@@ -197,13 +211,8 @@ class Leases:
         self._records.save_lease(reservation_id)
         self._gpu_locks.note(reservation_id, self._state.lease(reservation_id))
 
-    async def extend(self, reservation_id: str, time_s: float) -> None:
-        """Set the time limit.
-
-        Raises:
-            LimitReached: its owner, or a group, would have more hours than they may.
-        """
-        await self._fairness.check_extension(reservation_id, time_s)
+    def extend(self, reservation_id: str, time_s: float) -> None:
+        """Set the time limit."""
         self.expiry.extend(reservation_id, time_s)
         self._gpu_locks.note(reservation_id, self._state.lease(reservation_id))
 
@@ -226,16 +235,6 @@ class Leases:
         self._state.lease(reservation_id)
         if reservation_id in self.releases:
             raise ReservationNotFound("the reservation was released while its ranks were being started")
-
-    def begin_in_room(self, reservation_id: str, account: str) -> None:
-        """Of a gateway: write down as which account a reservation's ranks are about to run.
-
-        Raises:
-            ReservationNotFound: as of check_held.
-        """
-        self.check_held(reservation_id)
-        self._state.lease(reservation_id).account = account
-        self._records.save_lease(reservation_id)
 
     # ---- to give back ----
 
@@ -302,12 +301,18 @@ class Leases:
         self.expiry.forget(reservation_id)
         meshes = [m for m, record in self._records.meshes.items() if record.spec.reservation_id == reservation_id]
         ranks = await self.end_meshes(meshes)
-        elsewhere = await self.end_in_room(reservation_id) if self.end_in_room else 0
         if lease := self._state.leases.get(reservation_id):
             await self._files.release(reservation_id, lease.request.name)
-            self._fairness.note_end(reservation_id, lease, self._state.ended.get(reservation_id))
+            ended = self._state.ended.get(reservation_id, pb.Ended())
+            audit.note(
+                "expired" if ended.why else "released",
+                reservation=reservation_id,
+                name=lease.request.name,
+                owner=lease.request.owner,
+                why=ended.why or ended.by,
+            )
         self._state.release(reservation_id)
         self._gpu_locks.release(reservation_id)
         self._records.delete_lease(reservation_id)
         self.line.slots_are_free()
-        return elsewhere + sum(not rank.record.script_of for rank in ranks)
+        return sum(not rank.record.script_of for rank in ranks)

@@ -17,13 +17,11 @@ from collections.abc import Callable, Iterable
 from monarch_nb.allocator.leases.leases import Leases
 from monarch_nb.allocator.leases.owed import Owed
 from monarch_nb.allocator.mail.mail import Mail
-from monarch_nb.allocator.recovery.records import Records
 from monarch_nb.allocator.sessions.sessions import Session
 from monarch_nb.allocator.state.state import NodeState
 from monarch_nb.allocator.supervision.processes import seconds_since_boot
 from monarch_nb.proto import allocator_pb2 as pb
-from monarch_nb.proto import files_pb2, state_pb2
-from monarch_nb.spreading import spread
+from monarch_nb.proto import files_pb2
 
 _log = logging.getLogger(__name__)
 
@@ -38,26 +36,19 @@ class Members:
         owed: tells other nodes.
         sessions: the clients, as they come and go.
         end_runs: called with (mesh id, why) when what a mesh runs here is about to end.
-        is_gateway: the ranks are in rooms, which start them anew.
-        is_room: the gateway tells other nodes.
     """
 
     def __init__(
         self,
         address: str,
         state: NodeState,
-        records: Records,
         leases: Leases,
         owed: Owed,
         mail: Mail,
         sessions: Iterable[Session],
         end_runs: Callable[[str, str], None],
-        *,
-        is_gateway: bool = False,
-        is_room: bool = False,
     ) -> None:
-        self._is_gateway, self._is_room = is_gateway, is_room
-        self._address, self._state, self._records, self._leases = address, state, records, leases
+        self._address, self._state, self._leases = address, state, leases
         self._owed, self._mail, self._sessions, self._end_runs = owed, mail, sessions, end_runs
 
     async def change(self, request: pb.ChangeMembersRequest) -> bool:
@@ -75,8 +66,7 @@ class Members:
             if not lease.has_node(self._address):
                 await self._leases.release(reservation_id)
             return False
-        if not self._is_room:
-            self._pass_on(request, lease.request.owner, concerned if request.pass_on else astray)
+        self._pass_on(request, lease.request.owner, concerned if request.pass_on else astray)
         if not lease.has_node(self._address):
             _log.warning("this node is no longer part of %s: its part is released", lease.request.name)
             for mesh_id in [
@@ -85,8 +75,6 @@ class Members:
                 self._end_runs(mesh_id, request.ends or LEFT)
             await self._leases.release(reservation_id)
             return False
-        if request.resized and not self._is_gateway:
-            self._note_resize(request, lease.request)
         self._leases.has_changed(reservation_id)
         for peer in concerned:
             if not lease.has_node(peer.address):
@@ -96,24 +84,6 @@ class Members:
             if session.may_read(reservation_id):
                 session.send(members_changed=changed)
         return True
-
-    def _note_resize(self, request: pb.ChangeMembersRequest, lease: pb.ReserveRequest) -> None:
-        """Write down that a mesh is to start anew here, unless it was started so, or to start where it had no ranks."""
-        record = self._records.meshes.get(request.resized) or state_pb2.MeshRecord()
-        started_as = record.spec.world_size, record.spec.node_rank
-        if not record.spec.ranks:
-            part = next((part for part in request.parts if part.node_rank == lease.node_rank), None)
-            if part is None:
-                return
-            record.spec.CopyFrom(part)
-            record.spec.mesh_id, record.spec.reservation_id = request.resized, request.reservation_id
-            record.spec.ClearField("store")
-            record.store_moves, record.store_node = part.store.moves, part.store.node_id
-        elif started_as == (lease.nodes * record.spec.ranks, lease.node_rank):
-            return
-        spread(record.spec, lease.nodes)
-        record.next_node_rank, record.ends = lease.node_rank, request.ends
-        self._records.save_mesh(record)
 
     def _pass_on(self, request: pb.ChangeMembersRequest, owner: str, to: Iterable[files_pb2.Peer]) -> None:
         nodes = [peer for peer in to if peer.address != self._address]

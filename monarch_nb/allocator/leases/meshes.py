@@ -1,11 +1,12 @@
-"""The end of a mesh on its node: whoever waits for it is told, and nothing of it stays."""
+"""The end of a mesh on its node: whoever waits for it is told, and nothing of it stays but what it printed."""
 
 from __future__ import annotations
 
 import contextlib
+from pathlib import Path
 
 from monarch_nb.allocator.files.removal import Removal
-from monarch_nb.allocator.logs.archive import Archives
+from monarch_nb.allocator.logs.kept import KeptLogs
 from monarch_nb.allocator.mail.mail import Mail
 from monarch_nb.allocator.recovery.records import Records
 from monarch_nb.allocator.sessions.audience import Audience
@@ -32,11 +33,11 @@ class Meshes:
         audience: Audience,
         mail: Mail,
         removal: Removal,
-        archives: Archives,
+        kept_logs: KeptLogs,
     ) -> None:
         self._paths, self._state, self._records = paths, state, records
         self._supervisor, self._audience, self._mail = supervisor, audience, mail
-        self._removal, self._archives = removal, archives
+        self._removal, self._kept_logs = removal, kept_logs
 
     def close(self, mesh_id: str, why: str = RELEASED) -> None:
         """From now on the mesh is not known; whoever waits for a run of it is told why."""
@@ -45,6 +46,8 @@ class Meshes:
             gone = error_to_json(released(ended) if ended else MeshNotFound(why))
             for run in mesh.runs.values():
                 self._audience.dismiss(run, gone)
+            if lease := self._state.leases.get(mesh.spec.reservation_id):
+                self._kept_logs.note(mesh, lease.request)
         self._records.close_mesh(mesh_id)
         self._mail.mesh_is_gone(mesh_id, GONE)
 
@@ -52,8 +55,11 @@ class Meshes:
         """End a mesh's store, and forget the mesh, whose ranks have ended."""
         await self._supervisor.end_store(mesh_id)
         self._records.delete_mesh(mesh_id)
-        self._archives.forget(self._paths.runs(mesh_id))
-        self._removal.remove(self._paths.mesh(mesh_id))
+        self._remove_files(self._paths.mesh(mesh_id))
+
+    def _remove_files(self, directory: Path) -> None:
+        self._kept_logs.keep(directory)
+        self._removal.remove(directory)
 
     def remove_unknown(self) -> None:
         """An allocator was killed while it spawned or released them."""
@@ -61,4 +67,4 @@ class Meshes:
         with contextlib.suppress(FileNotFoundError):
             for directory in self._paths.meshes.iterdir():
                 if directory.name not in self._records.meshes:
-                    self._removal.remove(directory)
+                    self._remove_files(directory)

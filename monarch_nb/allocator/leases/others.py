@@ -57,26 +57,22 @@ class Others:
         """Whether there were any when they were asked last."""
         return self._known
 
-    async def ask(self, since: float = 0.0) -> tuple[list[pb.UsageReply], list[str]]:
-        """Return what the other nodes say of who holds what, each once, and the addresses of those that do not answer.
-
-        Args:
-            since: when the hours begin that they are asked for.
-        """
+    async def ask(self) -> tuple[list[pb.UsageReply], list[str]]:
+        """Return what the other nodes say of who holds what, each once, and the addresses of those that do not
+        answer."""
         addresses = await asyncio.to_thread(self._addresses)
         self._known = bool(addresses)
         now_s = time.monotonic()
         asked = [one for one in addresses if self._quiet_until_s.get(one, 0.0) <= now_s]
-        request = pb.UsageRequest(since=since)
-        replies = await asyncio.gather(*(self._told_by(address, request) for address in asked))
+        replies = await asyncio.gather(*map(self._told_by, asked))
         told = dict(zip(asked, replies, strict=True))
         answers = {reply.token: reply for reply in replies if reply is not None and reply.token != self._token}
         return list(answers.values()), [one for one in addresses if told.get(one) is None]
 
-    async def _told_by(self, address: str, request: pb.UsageRequest) -> pb.UsageReply | None:
+    async def _told_by(self, address: str) -> pb.UsageReply | None:
         peer = files_pb2.Peer(node_id=address, address=address)
         try:
-            reply: pb.UsageReply = await self._relay.call(peer, "Usage", request, ANSWER_S, as_node=True)
+            reply: pb.UsageReply = await self._relay.call(peer, "Usage", pb.UsageRequest(), ANSWER_S, as_node=True)
         except MonarchNbError as error:
             _log.info("%s does not say who holds what there: %s", address, error)
             self._quiet_until_s[address] = time.monotonic() + QUIET_S

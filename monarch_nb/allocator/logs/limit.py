@@ -3,7 +3,7 @@
 Whole runs that have finished go first, the longest finished first. Where that is not enough, the beginnings of what is
 printed now go: of every file as much as makes the longest ones equal, so that the newest lines of each rank stay.
 
-What goes becomes a hole in its file (see monarch_nb.allocator.logs.output); from the archive it is deleted.
+What goes becomes a hole in its file (see monarch_nb.allocator.logs.output).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from monarch_nb import config
-from monarch_nb.allocator.logs.archive import Archive, Archives
+from monarch_nb.allocator.logs.kept import KeptLogs
 from monarch_nb.allocator.logs.output import RankFiles
 from monarch_nb.allocator.logs.stored import Dropped, stored_outputs
 from monarch_nb.allocator.state.runs import Mesh
@@ -87,14 +87,10 @@ def excess_bytes(used_bytes: int, limit_bytes: int) -> int:
     return used_bytes - round(limit_bytes * TRIM_TO) if used_bytes > limit_bytes else 0
 
 
-def choose(outputs: Iterable[StoredOutput], limit_bytes: int, other_bytes: int = 0) -> list[tuple[StoredFile, int]]:
-    """Return what has to be dropped: files, and how much is kept of each.
-
-    Args:
-        other_bytes: what newer outputs take that have finished.
-    """
+def choose(outputs: Iterable[StoredOutput], limit_bytes: int) -> list[tuple[StoredFile, int]]:
+    """Return what has to be dropped: files, and how much is kept of each."""
     outputs = list(outputs)
-    excess = excess_bytes(other_bytes + sum(output.used_bytes for output in outputs), limit_bytes)
+    excess = excess_bytes(sum(output.used_bytes for output in outputs), limit_bytes)
     if not excess:
         return []
     chosen: list[tuple[StoredFile, int]] = []
@@ -126,8 +122,7 @@ class LogLimit:
 
     Args:
         meshes: the node's, by id, as they come and go.
-        archives: of their old outputs.
-        moving: held while files become shorter, and by who moves them into the archive.
+        kept: outputs of meshes that have ended.
         limit_bytes: 0 for none.
     """
 
@@ -135,11 +130,10 @@ class LogLimit:
         self,
         paths: NodePaths,
         meshes: Mapping[str, Mesh],
-        archives: Archives,
-        moving: threading.Lock,
+        kept: KeptLogs,
         limit_bytes: int,
     ) -> None:
-        self._paths, self._meshes, self._archives, self._moving = paths, meshes, archives, moving
+        self._paths, self._meshes, self._kept = paths, meshes, kept
         self.limit_bytes = limit_bytes
         self._measured: dict[tuple[Path, int], StoredOutput] = {}
         self._measured_s = 0.0
@@ -162,24 +156,22 @@ class LogLimit:
         while True:
             room_s = (self.limit_bytes - used_bytes) / FASTEST_BYTES_PER_S
             await asyncio.sleep(min(LONGEST_S, max(SHORTEST_S, room_s)))
-            unfinished = {
+            unfinished: dict[Path, set[int] | None] = {
                 self._paths.runs(mesh_id): {run.output for run in mesh.queue} for mesh_id, mesh in self._meshes.items()
             }
-            archives = {runs: self._archives.of(runs) for runs in unfinished}
             try:
-                used_bytes = await asyncio.to_thread(self.sweep, unfinished, archives)
+                used_bytes = await asyncio.to_thread(self.sweep, unfinished | dict.fromkeys(self._kept.outputs()))
             except OSError as error:
                 _log.warning("the output of ranks can not be limited to %s: %s", size(self.limit_bytes), error)
                 if error.errno == errno.EOPNOTSUPP:
                     return
                 used_bytes = 0  # not again at once
 
-    def sweep(self, unfinished: Mapping[Path, set[int]], archives: Mapping[Path, Archive]) -> int:
+    def sweep(self, unfinished: Mapping[Path, set[int] | None]) -> int:
         """Drop what is too much; return how much there is then.
 
         Args:
-            unfinished: of each mesh's directory of outputs the ones that runs write to.
-            archives: of the same directories.
+            unfinished: of each mesh's directory of outputs the ones that runs write to; None: the mesh has ended.
         """
         now_s = time.monotonic()
         if now_s - self._measured_s > RECOUNT_S:
@@ -188,28 +180,22 @@ class LogLimit:
         outputs: dict[tuple[Path, int], StoredOutput] = {}
         for runs, going_on in unfinished.items():
             stored = stored_outputs(runs)
-            for index, output in enumerate(stored):
+            can_grow = {*going_on, *stored[-NEWEST:]} if going_on is not None else set()
+            for output in stored:
                 known = self._measured.get((runs, output))
-                if known is None or output in going_on or index >= len(stored) - NEWEST or not known.finished:
-                    known = _measure(runs, output, finished=output not in going_on)
+                if known is None or output in can_grow or not known.finished:
+                    known = _measure(runs, output, finished=output not in (going_on or ()))
                 outputs[runs, output] = known
         self._measured = outputs
-        archived_bytes = sum(archive.used_bytes for archive in archives.values())
-        used_bytes = before_bytes = archived_bytes + sum(output.used_bytes for output in outputs.values())
-        excess = excess_bytes(used_bytes, self.limit_bytes)
-        oldest = [output for runs, archive in archives.items() for output in _oldest(runs, archive, excess)]
-        newer_bytes = archived_bytes - sum(output.used_bytes for output in oldest)
-        for file, kept_bytes in choose([*outputs.values(), *oldest], self.limit_bytes, newer_bytes):
+        used_bytes = before_bytes = sum(output.used_bytes for output in outputs.values())
+        for file, kept_bytes in choose(outputs.values(), self.limit_bytes):
             if self._closing.is_set():
                 break
             self._measured.pop((file.files.runs, file.files.output), None)
             try:
-                with self._moving:
-                    used_bytes -= self._drop(file, kept_bytes)
+                used_bytes -= self._drop(file, kept_bytes)
             except FileNotFoundError:
-                continue  # the mesh was released, or it was archived meanwhile
-        for archive in archives.values() if oldest else ():
-            archive.shrink()
+                continue  # the mesh was released, or newer runs have taken its place
         if used_bytes < before_bytes:
             dropped = size(before_bytes - used_bytes)
             _log.info("dropped the oldest %s of the output of ranks (limit %s)", dropped, size(self.limit_bytes))
@@ -224,8 +210,6 @@ class LogLimit:
         if kept_bytes:
             left = (_mark_after if file.kind == "marks" else _line_after)(file, start, left)
         after = replace(before, limit_bytes=self.limit_bytes, **{file.kind: left})
-        if not file.files.path(file.kind).exists():
-            return _drop_archived(file, after)
         is_noted = _note(file.files, after)
         try:
             _punch(file.files.path(file.kind), left, to_the_end=not kept_bytes)
@@ -235,24 +219,6 @@ class LogLimit:
         if not is_noted:  # there was no room, and now there is
             file.files.note_dropped(after)
         return max(0, file.used_bytes - (file.size_bytes - left))
-
-
-def _oldest(runs: Path, archive: Archive, enough_bytes: int) -> Iterator[StoredOutput]:
-    """Yield the oldest outputs of an archive, each of one rank."""
-    for entry in archive.oldest(enough_bytes) if enough_bytes else ():
-        files = RankFiles(runs, entry.output, entry.rank, archive)
-        dropped = files.dropped()
-        left = {kind: entry.size_bytes(kind) - dropped.before(kind) for kind in ("out", "err", "marks")}
-        kept = (StoredFile(files, kind, entry.size_bytes(kind), left_bytes) for kind, left_bytes in left.items())
-        yield StoredOutput(tuple(file for file in kept if file.used_bytes), finished=True, written_s=entry.written_s)
-
-
-def _drop_archived(file: StoredFile, dropped: Dropped) -> int:
-    archive, entry = file.files.archive, file.files.archived()
-    if archive is None or entry is None:
-        raise FileNotFoundError(file.files.path(file.kind))
-    after = archive.drop(entry, file.kind, dropped.before(file.kind), dropped.to_json())
-    return entry.used_bytes - after.used_bytes
 
 
 def _measure(runs: Path, output: int, *, finished: bool) -> StoredOutput:

@@ -6,7 +6,6 @@ readings, in each the shapes of lines, and of each curve and rank some hundred b
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import os
@@ -14,24 +13,32 @@ import sys
 import time
 import uuid
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
-from monarch_nb.allocator.logs.archive import Archive
 from monarch_nb.allocator.logs.helper import serve
 from monarch_nb.allocator.logs.stored import StoredFiles
 from monarch_nb.lines.extraction import Extraction, Taken
+from monarch_nb.lines.laps import Laps
 from monarch_nb.lines.named import LOOKED_AT_CHARACTERS
 from monarch_nb.lines.thinning import Buckets, Curve
 from monarch_nb.proto import allocator_pb2 as pb
 
 T = TypeVar("T")
+_CurveKey: TypeAlias = tuple[str, str, str]
+_Series: TypeAlias = tuple[_CurveKey, str | None, tuple[bool, ...]]
+"""Of lines: their curve, what counts their steps, whether they have an x, ends and epochs."""
+_Line: TypeAlias = tuple[int, float, float, float, float]
+"""Its place, step, end, epoch and number."""
 
 MAX_READINGS = 8
 MAX_CURVES = 64
 """Of a reading: names whose numbers have several units have several."""
+MAX_SERIES = 16_384
+"""Of a reading, over all ranks: of more lines steps that begin anew are not counted on."""
 MAX_ODD = 16
 _STEP_BYTES = 256 << 10
 _ROWS_BYTES = 1 << 20
@@ -84,10 +91,12 @@ class Reading:
     extraction: Extraction
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     version: int = 0
-    curves: dict[tuple[str, str, str], Curve] = field(default_factory=dict)
+    curves: dict[_CurveKey, Curve] = field(default_factory=dict)
     positions: dict[tuple[int, int, str], _Position] = field(default_factory=dict)
     counts: dict[tuple[int, str], int] = field(default_factory=dict)
     """By rank and name, for curves that are against the count of lines."""
+    laps: dict[object, Laps] = field(default_factory=dict)
+    """By rank, stream and series, for curves that are against steps."""
     read_bytes: int = 0
     size_bytes: int = 0
     ranks_read: int = 0
@@ -103,7 +112,7 @@ class Reading:
                 position = self.positions.setdefault((one.output, one.rank, kind), _Position())
                 lines = _Lines(one, kind, position, is_over=is_over)
                 for piece in () if late else lines.pieces():
-                    self._take(one.rank, piece)
+                    self._take(one, kind, piece)
                     if late := time.monotonic() > deadline_s:
                         break
                 self.size_bytes += lines.size_bytes
@@ -114,23 +123,35 @@ class Reading:
             is_all = is_all and is_read
         return is_all
 
-    def _take(self, rank: int, lines: bytes) -> None:
-        ordered: dict[tuple[str, str, str], list[tuple[int, float]]] = {}
-        for taken in self.extraction.take(lines, rank):
+    def _take(self, files: StoredFiles, kind: str, lines: bytes) -> None:
+        series: dict[_Series, list[_Line]] = {}
+        for taken in self.extraction.take(lines, files.rank):
+            has, none = tuple(map(bool, (taken.x, taken.ends, taken.epochs))), [0.0] * len(taken.places)
             for key, values in zip(taken.keys, taken.values, strict=True):
-                curve_key = (*key, taken.kind)
-                if taken.x:
-                    self._add(curve_key, rank, taken.x, values)
-                else:
-                    ordered.setdefault(curve_key, []).extend(zip(taken.places, values, strict=True))
-        for curve_key, places in ordered.items():
-            places.sort(key=lambda place: place[0])
-            first = self.counts.get((rank, curve_key[0]), 0) + 1
-            self.counts[rank, curve_key[0]] = first + len(places) - 1
-            xs = map(float, range(first, first + len(places)))
-            self._add(curve_key, rank, xs, [value for _, value in places])
+                one = (*key, taken.kind), taken.step, has
+                columns = taken.places, taken.x or none, taken.ends or none, taken.epochs or none, values
+                series.setdefault(one, []).extend(zip(*columns, strict=True))
+        for one, found in series.items():
+            found.sort(key=itemgetter(0))
+            _, steps, ends, epochs, numbers = zip(*found, strict=True)
+            xs: Sequence[float] = steps
+            curve_key, step, (has_x, has_ends, has_epochs) = one
+            if not has_x:
+                first = self.counts.get((files.rank, curve_key[0]), 0) + 1
+                self.counts[files.rank, curve_key[0]] = first + len(found) - 1
+                xs = range(first, first + len(found))
+            elif step is not None and (laps := self._laps(files.rank, kind, one)) is not None:
+                xs = laps.counted(files.output, steps, ends if has_ends else (), epochs if has_epochs else ())
+            self._add(curve_key, files.rank, xs, numbers)
 
-    def _add(self, key: tuple[str, str, str], rank: int, xs: Iterable[float], ys: Iterable[float]) -> None:
+    def _laps(self, rank: int, kind: str, series: _Series) -> Laps | None:
+        """Return what counts the steps of a series on; None when there are too many."""
+        key = rank, kind, series
+        if key not in self.laps and len(self.laps) < MAX_SERIES:
+            self.laps[key] = Laps()
+        return self.laps.get(key)
+
+    def _add(self, key: _CurveKey, rank: int, xs: Iterable[float], ys: Iterable[float]) -> None:
         curve = self.curves.get(key)
         if curve is None:
             if len(self.curves) >= MAX_CURVES:
@@ -151,7 +172,7 @@ class Reading:
         return told
 
 
-def _told(key: tuple[str, str, str], curve: Curve, lead: int, since: int) -> pb.MetricCurve:
+def _told(key: _CurveKey, curve: Curve, lead: int, since: int) -> pb.MetricCurve:
     name, unit, x = key
     changed = curve.since(since)
     told = pb.MetricCurve(name=name, unit=unit, x=x, width=curve.width, whole=not since)
@@ -230,12 +251,10 @@ class Worker:
         header, _, packed = asked.partition(b"\n")
         told = json.loads(header)
         request = pb.ReadMetricsRequest.FromString(packed)
-        archive = Archive(Path(told["runs"]))
-        files = [StoredFiles(Path(told["runs"]), output, rank, archive) for output, rank in told["files"]]
-        with contextlib.closing(archive):
-            if request.rows:
-                return self._rows(request, files, is_over=told["over"]).SerializeToString()
-            return self._curves(request, files, told["budget_s"], is_over=told["over"]).SerializeToString()
+        files = [StoredFiles(Path(told["runs"]), output, rank) for output, rank in told["files"]]
+        if request.rows:
+            return self._rows(request, files, is_over=told["over"]).SerializeToString()
+        return self._curves(request, files, told["budget_s"], is_over=told["over"]).SerializeToString()
 
     def _rows(self, request: pb.ReadMetricsRequest, files: list[StoredFiles], *, is_over: bool) -> pb.ReadMetricsReply:
         if not files:

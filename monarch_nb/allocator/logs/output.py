@@ -1,6 +1,7 @@
 """Reading what a run wrote: a rank's stdout, stderr and marks files as one ordered sequence, from any position.
 
-The files are the truth; nothing is kept in memory. A flood is elided in what a follower is sent, never in the files.
+The files are the truth; nothing is kept in memory. A flood is elided in what a follower is sent, never in the files; or
+it is sent in parts, to who wants output whole, as fast as that reads them.
 
 What is too old and too much is dropped (monarch_nb.allocator.logs.limit): it becomes a hole at the beginning of its
 file, so that every position stays what it is, and RANK.dropped says how far the hole goes. Holes read as zeros.
@@ -9,14 +10,14 @@ file, so that every position stays what it is, and RANK.dropped says how far the
 from google.protobuf.message import DecodeError
 
 from monarch_nb.allocator.logs.stored import StoredFiles
-from monarch_nb.ground.frames import FrameError, split_frames
+from monarch_nb.ground.frames import FrameError, encode_frame, split_frames
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2
 
 FLOOD_BYTES = 64 << 10
 """More than this in one stream of one rank between two looks is a flood: its middle is not forwarded."""
-WHOLE_BYTES = 8 << 20
-"""The same for who wants output whole, for a file or a pipe: so much at most is in memory."""
+PART_BYTES = 256 << 10
+"""For who wants output whole, for a file or a pipe, so much (about) is read at a time."""
 KEPT_BYTES = 12 << 10
 """Of a flood, this much of its beginning and of its end is forwarded."""
 _COUNT_CHUNK_BYTES = 1 << 20
@@ -45,16 +46,12 @@ class RankFiles(StoredFiles):
         gone = cursor.stdout_bytes - since.stdout_bytes + cursor.stderr_bytes - since.stderr_bytes
         return cursor, dropped.line(gone) if gone else b""
 
-    def read_since(self, cursor: run_pb2.Cursor, most_bytes: int = FLOOD_BYTES) -> pb.RankOutput | None:
-        """Return what was written after `cursor`, in order, a flood elided; None when there is nothing.
-
-        Args:
-            most_bytes: more of one stream is a flood.
-        """
+    def read_since(self, cursor: run_pb2.Cursor) -> pb.RankOutput | None:
+        """Return what was written after `cursor`, in order, a flood elided; None when there is nothing."""
         marks, end = self._news(cursor)
         if _at_or_before(end, cursor):
             return None
-        flood = max(end.stdout_bytes - cursor.stdout_bytes, end.stderr_bytes - cursor.stderr_bytes) > most_bytes
+        flood = max(end.stdout_bytes - cursor.stdout_bytes, end.stderr_bytes - cursor.stderr_bytes) > FLOOD_BYTES
         if flood:
             marks = [mark for mark in marks if mark.HasField("display")][-_MAX_DISPLAYS:]
         output = pb.RankOutput(rank=self.rank, cursor=end)
@@ -62,11 +59,41 @@ class RankFiles(StoredFiles):
         position.CopyFrom(cursor)
         for mark in marks:
             if not flood:
-                self._add_text(output, position, mark.stdout_bytes, mark.stderr_bytes, most_bytes)
+                self._add_text(output, position, mark)
             if mark.HasField("display"):
                 output.items.add(display=mark.display)
-        self._add_text(output, position, end.stdout_bytes, end.stderr_bytes, most_bytes)
+        self._add_text(output, position, end)
         return output
+
+    def read_part(self, cursor: run_pb2.Cursor) -> tuple[pb.RankOutput | None, bool]:
+        """Like `read_since`, but nothing is left out; return as well whether there is more."""
+        gone = b""
+        if self._may_be_dropped("out", cursor.stdout_bytes) or self._may_be_dropped("err", cursor.stderr_bytes):
+            cursor, gone = self.past_dropped(cursor)
+        marks, end = self._news(cursor, PART_BYTES)
+        if _at_or_before(end, cursor):
+            return None, False
+        output = pb.RankOutput(rank=self.rank, cursor=cursor)
+        if gone:
+            output.items.add(stdout=gone + b"\n")
+        position, room_bytes = output.cursor, PART_BYTES
+        sizes_bytes = [len(encode_frame(mark.SerializeToString())) for mark in marks]
+        position.marks_bytes = end.marks_bytes - sum(sizes_bytes)
+        for mark, size_bytes in zip(marks, sizes_bytes, strict=True):
+            room_bytes = self._add_part(output, position, mark, room_bytes)
+            if position.stdout_bytes < mark.stdout_bytes or position.stderr_bytes < mark.stderr_bytes:
+                return output, True
+            position.marks_bytes += size_bytes
+            if mark.HasField("display"):
+                output.items.add(display=mark.display)
+        self._add_part(output, position, end, room_bytes)
+        if position.stdout_bytes < end.stdout_bytes or position.stderr_bytes < end.stderr_bytes:
+            return output, True
+        position.CopyFrom(end)
+        return output, end.marks_bytes < self.size_bytes("marks")
+
+    def _may_be_dropped(self, kind: str, start: int) -> bool:
+        return self.size_bytes(kind) > start and self.read(kind, start, start + 1) == b"\0"
 
     def _news(self, cursor: run_pb2.Cursor, most_bytes: int = 0) -> tuple[list[run_pb2.Mark], run_pb2.Cursor]:
         """Return the marks after `cursor`, and the position after them and all text; or some of them, and the position
@@ -112,15 +139,30 @@ class RankFiles(StoredFiles):
                 stderr_bytes = mark.stderr_bytes
         return pieces, end
 
+    def _add_part(
+        self, output: pb.RankOutput, position: run_pb2.Cursor, until: run_pb2.Mark | run_pb2.Cursor, room_bytes: int
+    ) -> int:
+        """Add the text up to `until`, or as much as there is room for; return how much room is left."""
+        before = position.stdout_bytes + position.stderr_bytes
+        part = run_pb2.Cursor(stdout_bytes=min(until.stdout_bytes, position.stdout_bytes + room_bytes))
+        room_left = room_bytes - max(0, part.stdout_bytes - position.stdout_bytes)
+        part.stderr_bytes = min(until.stderr_bytes, position.stderr_bytes + room_left)
+        self._add_text(output, position, part, PART_BYTES)
+        return room_bytes + before - position.stdout_bytes - position.stderr_bytes
+
     def _add_text(
-        self, output: pb.RankOutput, position: run_pb2.Cursor, stdout_end: int, stderr_end: int, most_bytes: int
+        self,
+        output: pb.RankOutput,
+        position: run_pb2.Cursor,
+        until: run_pb2.Mark | run_pb2.Cursor,
+        most_bytes: int = FLOOD_BYTES,
     ) -> None:
-        if stdout_end > position.stdout_bytes:
-            self._add_stream(output, "out", position.stdout_bytes, stdout_end, most_bytes)
-            position.stdout_bytes = stdout_end
-        if stderr_end > position.stderr_bytes:
-            self._add_stream(output, "err", position.stderr_bytes, stderr_end, most_bytes)
-            position.stderr_bytes = stderr_end
+        if until.stdout_bytes > position.stdout_bytes:
+            self._add_stream(output, "out", position.stdout_bytes, until.stdout_bytes, most_bytes)
+            position.stdout_bytes = until.stdout_bytes
+        if until.stderr_bytes > position.stderr_bytes:
+            self._add_stream(output, "err", position.stderr_bytes, until.stderr_bytes, most_bytes)
+            position.stderr_bytes = until.stderr_bytes
 
     def _add_stream(self, output: pb.RankOutput, kind: str, start: int, end: int, most_bytes: int) -> None:
         def add(text: bytes) -> None:

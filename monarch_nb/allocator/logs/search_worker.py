@@ -4,15 +4,13 @@ A process of its own, because a regular expression may take for ever and nothing
 Requests come on stdin, answers go to stdout, each with its length before it; the end of stdin is the end.
 """
 
-import io
+import contextlib
 import json
 import re
 from array import array
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import BinaryIO
 
-from monarch_nb.allocator.logs.archive import Archive
 from monarch_nb.allocator.logs.helper import serve
 from monarch_nb.ground.escapes import strip
 
@@ -76,26 +74,12 @@ def answer(request: bytes) -> bytes:
         return b"!" + str(error).encode(errors="backslashreplace")
     counts, numbers = array("Q"), array("Q")
     for path, start, end, number in asked["lines"]:
-        try:
-            with open(path, "rb") as file:
-                found = matching(file, start, end, number, matches)
-        except FileNotFoundError:
-            archived = _archived(Path(path), start, end)
-            found = matching(io.BytesIO(archived), 0, len(archived), number, matches)
+        found = array("Q")
+        with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
+            found = matching(file, start, end, number, matches)
         counts.append(len(found))
         numbers.extend(found)
     return b"=" + counts.tobytes() + numbers.tobytes()
-
-
-def _archived(path: Path, start: int, end: int) -> bytes:
-    """Return a part of a file that is in the archive by now; nothing when the mesh was released."""
-    archive = Archive(path.parent.parent)
-    rank, _, kind = path.name.partition(".")
-    try:
-        entry = archive.find(int(path.parent.name), int(rank))
-        return archive.read(entry, kind, start, end) if entry is not None else b""
-    finally:
-        archive.close()
 
 
 def main() -> None:

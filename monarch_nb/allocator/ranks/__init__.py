@@ -5,7 +5,6 @@ specs        the record of each, and what its template is told
 forking      forks them, and a mesh's ranks with all that a mesh needs
 stores       forks the torch.distributed store of a mesh or script, and another one when it dies
 restarts     puts fresh ranks in the places of others
-resizing     restarts those of a mesh that is over other nodes now
 scripts      begins, interrupts and ends the processes of scripts
 signals      who stands the signals of an engine
 """

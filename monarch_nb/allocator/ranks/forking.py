@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,11 +19,11 @@ from monarch_nb.allocator.runs.runs import Runs
 from monarch_nb.allocator.state.identity import Identity
 from monarch_nb.allocator.state.runs import Mesh
 from monarch_nb.allocator.state.state import NodeState
-from monarch_nb.allocator.supervision.cgroups import group_of
 from monarch_nb.allocator.supervision.links import TemplateLink
 from monarch_nb.allocator.supervision.supervisor import RankProcess, Supervisor
 from monarch_nb.config import MAIN_MESH, NodePaths
 from monarch_nb.errors import MeshNotFound, ReservationNotFound, SpawnError
+from monarch_nb.ground.read_at_start import when_read
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2, state_pb2
 
@@ -90,8 +91,8 @@ class Forking:
         """Fork a mesh's live ranks; `incarnations` says how often each was restarted."""
 
         def plan(workspace: Path | None) -> list[Plan]:
-            of_mesh = self._paths, self._identity, mesh, self._state.lease(mesh.spec.reservation_id).gpu_indices
-            return [plan_rank(*of_mesh, rank, incarnations[rank], workspace) for rank in ranks]
+            node = self._paths, self._identity
+            return [plan_rank(*node, mesh, rank, incarnations[rank], workspace) for rank in ranks]
 
         for process in await self.fork(mesh, plan):
             self._runs.apply(self._state.rank_ready(mesh.spec.mesh_id, process.rank))
@@ -118,8 +119,7 @@ class Forking:
         template = await self._template(spec, workspace, script, say)
         self._leases.check_held(spec.reservation_id)
         planned = plan(workspace)
-        for record, specification in planned:
-            record.cgroup = specification.cgroup = group_of(spec.reservation_id)
+        for _, specification in planned:
             specification.gpu_locks.extend(self._gpu_locks.files(spec.reservation_id))
         try:
             forked = await self._supervisor.fork_ranks(template, planned)
@@ -160,14 +160,18 @@ class Forking:
                 f"it starts without that, and slower; as fast as ever with --env {late[0]}=…"
             )
         if own and not templates.has(python, preload, own):
-            say(f"{', '.join(own)}: read when Python starts, so a Python is started with it, once")
+            them = "it" if len(own) == 1 else "them"
+            say(f"{when_read(own, preload)}: a Python is started with {them}, once")
         return await templates.template(python, preload, own)
 
 
 def program_text(script: run_pb2.Script, directory: Path) -> bytes:
     """Return what Python executes of a script that it finds in this directory; nothing of what it finds elsewhere, or
     what can not be read, which who runs it says."""
-    files = [directory / os.path.expanduser(script.path)]
+    whole = directory / os.path.expanduser(script.path)
+    files: list[Path | zipfile.Path] = [whole, whole / "__main__.py"]
+    with contextlib.suppress(OSError, zipfile.BadZipFile):
+        files = [zipfile.Path(whole, "__main__.py")]
     if script.module:
         parts = script.path.split(".")
         packages = [directory.joinpath(*parts[: count + 1]) for count in range(len(parts))]
@@ -175,6 +179,6 @@ def program_text(script: run_pb2.Script, directory: Path) -> bytes:
         files.append(Path(f"{packages[-1]}.py"))
     texts = []
     for file in files:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, KeyError):
             texts.append(file.read_bytes())
     return b"\n".join(texts)

@@ -30,13 +30,9 @@ class Restarts:
         self._restarting = asyncio.Lock()
         self.ending: set[asyncio.Task[None]] = set()
 
-    async def restart(self, mesh_id: str, ranks: Iterable[int], why: str = "") -> Mesh:
+    async def restart(self, mesh_id: str, ranks: Iterable[int]) -> Mesh:
         """Replace ranks by fresh ones, which answer while the old ones still end; those that hold GPUs end before their
-        successors start.
-
-        Args:
-            why: what they run ends, when nobody just asked for that.
-        """
+        successors start."""
         chosen = sorted(ranks)
         async with self._restarting:
             mesh = self._state.mesh(mesh_id)
@@ -47,7 +43,7 @@ class Restarts:
             busy = [process for process in old if mesh.ranks[process.rank].running]
             self._retire(old)
             for rank in chosen:
-                self._runs.apply(self._state.rank_restarting(mesh_id, rank, why))
+                self._runs.apply(self._state.rank_restarting(mesh_id, rank))
             self._supervisor.kill(busy)
             try:
                 if any(mesh.ranks[rank].gpu_indices for rank in chosen):

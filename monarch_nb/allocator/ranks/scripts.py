@@ -88,8 +88,7 @@ class Scripts:
         run, ranks = start.run, start.ranks
 
         def plan(workspace: Path | None) -> list[Plan]:
-            of_mesh = self._paths, self._identity, mesh, self._state.lease(mesh.spec.reservation_id).gpu_indices
-            return [plan_script(*of_mesh, run, rank, workspace) for rank in ranks]
+            return [plan_script(self._paths, self._identity, mesh, run, rank, workspace) for rank in ranks]
 
         def say(text: str) -> None:
             self._audience.say(run, ranks[0], text)

@@ -4,6 +4,7 @@ allocator. Slurm tells no other process of a step, whether it tracks them by con
 
 from __future__ import annotations
 
+import contextlib
 import re
 from pathlib import Path
 
@@ -16,3 +17,12 @@ def is_caught(pid: int, number: int) -> bool:
         return False
     caught = re.search(r"^SigCgt:\s*(\w+)$", status, re.MULTILINE)
     return caught is not None and bool(int(caught[1], 16) >> (number - 1) & 1)
+
+
+def thread_named(pid: int, name: str) -> int | None:
+    """Return a thread of a process that the kernel calls so."""
+    for thread in sorted(Path(f"/proc/{pid}/task").glob("*"), key=lambda each: int(each.name)):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            if (thread / "comm").read_text().rstrip() == name:
+                return int(thread.name)
+    return None

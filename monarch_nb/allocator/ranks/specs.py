@@ -9,7 +9,6 @@ from pathlib import Path
 from monarch_nb.allocator.ranks.environment import Job, node_environment, place_in_mesh, place_of_node, rank_environment
 from monarch_nb.allocator.state.identity import Identity
 from monarch_nb.allocator.state.runs import Mesh, Run
-from monarch_nb.allocator.supervision.cgroups import numbers_of
 from monarch_nb.allocator.supervision.supervisor import new_token
 from monarch_nb.config import NodePaths
 from monarch_nb.errors import UsageError
@@ -41,7 +40,6 @@ def plan_rank(
     paths: NodePaths,
     node: Identity,
     mesh: Mesh,
-    leased: Sequence[int],
     rank: int,
     incarnation: int,
     workspace: Path | None,
@@ -49,7 +47,6 @@ def plan_rank(
     """Return the record and the specification of a rank's process.
 
     Args:
-        leased: the GPUs of the reservation.
         incarnation: how often the rank was restarted.
         workspace: the node's copy of the notebook's files, when it does not see the files themselves.
     """
@@ -59,7 +56,7 @@ def plan_rank(
     )
     job = Job(spec.mesh_id, spec.master_host, spec.master_port)  # the same for all, also for those that were restarted
     place = place_in_mesh(spec, rank)
-    seen = numbers_of(gpus_of(mesh, mesh.ranks), leased)
+    seen = gpus_of(mesh, mesh.ranks)
     start = str(start_directory(spec, workspace))
     return record, _specification(paths, node, spec, record, place, job, start, workspace, seen, spec.environment)
 
@@ -68,7 +65,6 @@ def plan_script(
     paths: NodePaths,
     node: Identity,
     mesh: Mesh,
-    leased: Sequence[int],
     run: Run,
     rank: int,
     workspace: Path | None,
@@ -85,8 +81,7 @@ def plan_script(
     error_file = str(paths.error_file(spec.mesh_id, rank, run.run_id))
     added = {"TORCHELASTIC_ERROR_FILE": error_file, **spec.environment, **script.environment}
     start = script.directory or str(start_directory(spec, workspace))
-    seen = numbers_of(gpu_indices, leased)
-    whole = _specification(paths, node, spec, record, place, job, start, workspace, seen, added)
+    whole = _specification(paths, node, spec, record, place, job, start, workspace, gpu_indices, added)
     if script.shell:
         environment = node_environment(whole.environment, place, spec.python or node.python)
         whole.environment.clear()

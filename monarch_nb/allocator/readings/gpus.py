@@ -65,7 +65,6 @@ def _discover(index: int) -> pb.Gpu:
         handle = pynvml.nvmlDeviceGetHandleByIndex(index)
         gpu.uuid, gpu.name = (_text(ask(handle)) for ask in (pynvml.nvmlDeviceGetUUID, pynvml.nvmlDeviceGetName))
         gpu.memory_bytes = pynvml.nvmlDeviceGetMemoryInfo(handle).total
-        gpu.minor = pynvml.nvmlDeviceGetMinorNumber(handle)
     return gpu
 
 
@@ -198,7 +197,7 @@ class _Driver:
             self._is_open = True
         if not gpu.uuid:  # it was lost when GPUs were discovered
             handle = pynvml.nvmlDeviceGetHandleByIndex(gpu.index)
-            gpu.uuid, gpu.minor = _text(pynvml.nvmlDeviceGetUUID(handle)), pynvml.nvmlDeviceGetMinorNumber(handle)
+            gpu.uuid = _text(pynvml.nvmlDeviceGetUUID(handle))
             return handle
         if gpu.uuid not in self._handles:
             self._handles[gpu.uuid] = pynvml.nvmlDeviceGetHandleByUUID(gpu.uuid)

@@ -81,10 +81,6 @@ class Readings:
             with contextlib.suppress(PoolError):  # whoever reserves learns of it
                 state.gpus_held = self._held_by_others()
 
-    async def busy_gpus(self) -> set[int]:
-        """Return the GPUs that compute just now."""
-        return {gpu.index for gpu in await self._gpus.read() if gpu.utilisation > 0}
-
     async def read(self, pids: Collection[int]) -> NodeReading:
         """Return what the node and its ranks do.
 

@@ -30,7 +30,7 @@ def read_state(
         gpus, nodes = list(lease.gpu_indices), list(lease.nodes)
         shares = dict(lease.shares)
         kept = lease.request, gpus, lease.confirmed, limits, nodes, lease.files, shares, lease.revision
-        state.leases[key] = Lease(*kept, account=lease.account)
+        state.leases[key] = Lease(*kept)
     ended = [record for _, record in database.read("ended", pb.Ended)]
     state.ended = {record.reservation_id: record for record in sorted(ended, key=lambda one: one.ended_at)}
     for key, record in database.read("mesh", state_pb2.MeshRecord):

@@ -77,7 +77,6 @@ class Records:
             files=lease.files,
             shares=lease.shares,
             revision=lease.revision,
-            account=lease.account,
         )
         self.database.put("lease", reservation_id, record)
         self.flush()

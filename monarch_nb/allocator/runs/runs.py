@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterable
+from pathlib import Path
 
 from monarch_nb.allocator.leases.expiry import Expiry
-from monarch_nb.allocator.logs.archiving import Archiving
 from monarch_nb.allocator.logs.output import RankFiles
-from monarch_nb.allocator.logs.stored import stored_outputs
+from monarch_nb.allocator.logs.stored import DROPPED_TOGETHER, drop_oldest, stored_outputs
 from monarch_nb.allocator.recovery.records import Records
 from monarch_nb.allocator.sessions.audience import Audience
 from monarch_nb.allocator.sessions.sessions import Session
 from monarch_nb.allocator.state.rights import Right
-from monarch_nb.allocator.state.runs import Effect, RankFinished, RunDropped, StartRun
+from monarch_nb.allocator.state.runs import Effect, Mesh, RankFinished, RunDropped, StartRun
 from monarch_nb.allocator.state.state import NodeState
 from monarch_nb.allocator.supervision.supervisor import RankProcess, Supervisor
 from monarch_nb.config import NodePaths, gap
@@ -27,6 +27,9 @@ from monarch_nb.rpc.status import error_to_json
 CALLS_PATIENCE_S = gap(5.0)
 """A client that is gone may be coming back so long; then what it called is over."""
 
+EARLIER_PATIENCE_S = gap(2.0)
+"""A run that comes before others, and that another client has submitted, may be on its way so long."""
+
 
 class Runs:
     """Carries out what the state decides of runs.
@@ -34,7 +37,7 @@ class Runs:
     Args:
         sessions: the clients, as they come and go.
         expiry: told that a reservation is used.
-        archiving: told that a run with an output of its own is over.
+        remove: takes a directory away, in the background.
         start_scripts: called with (mesh id, run id, ranks) where a run needs processes of its own.
     """
 
@@ -47,25 +50,19 @@ class Runs:
         sessions: set[Session],
         audience: Audience,
         expiry: Expiry,
-        archiving: Archiving,
+        remove: Callable[[Path], None],
         start_scripts: Callable[[str, str, list[int]], None],
     ) -> None:
         self._paths, self._state, self._records, self._supervisor = paths, state, records, supervisor
         self._sessions, self._audience, self._expiry = sessions, audience, expiry
-        self._archiving, self._start_scripts = archiving, start_scripts
+        self._remove, self._start_scripts = remove, start_scripts
         self._ending: dict[str, asyncio.TimerHandle] = {}
 
     # ---- what clients want ----
 
-    def submit(self, session: Session, submit: pb.Submit, *, others_wait: bool = False) -> pb.Queued:
-        """Queue a run for a session that follows it; the same run id again only follows it.
-
-        Args:
-            others_wait: other nodes get it when the client knows its number.
-
-        Returns:
-            What the session is told.
-        """
+    def submit(self, session: Session, submit: pb.Submit) -> pb.Queued:
+        """Queue a run for a session that follows it; the same run id again only follows it. Return what the session is
+        told."""
         mesh = self._state.mesh(submit.mesh_id)
         is_calls = submit.run.HasField("calls")
         if is_calls:
@@ -82,15 +79,26 @@ class Runs:
             # Before a rank executes it: else the next allocator might not know which output it prints to.
             self._records.run_added(submit.mesh_id, run.run_id)
             self._audience.prepare_output(mesh, run)
-        is_awaited = others_wait or is_calls  # by other nodes, and by the first call
-        session.send(urgent=is_awaited or bool(queued.ahead), queued=queued)
+        session.send(urgent=is_calls or bool(queued.ahead), queued=queued)  # the first call waits for it
         if not submit.quiet:
             # Before it starts: then there is nothing to read.
             self._audience.follow(session, mesh, run, dict(submit.cursors), is_new=is_new, whole=submit.whole)
         self.apply(effects)
         if known:
             self._audience.send_results(session, run)
+        else:
+            self._wait_for_earlier(mesh)
         return queued
+
+    def _wait_for_earlier(self, mesh: Mesh) -> None:
+        """A run that must come before others may never come, because its client died half-way: wait for it a little."""
+        if run := next((run for run in mesh.queue if mesh.lacks_earlier(run)), None):
+            asyncio.get_running_loop().call_later(EARLIER_PATIENCE_S, self._proceed, mesh.spec.mesh_id, run.run_id)
+
+    def _proceed(self, mesh_id: str, run_id: str) -> None:
+        if mesh := self._state.meshes.get(mesh_id):
+            self.apply(mesh.proceed(run_id))
+            self._wait_for_earlier(mesh)
 
     def follow(self, session: Session, request: pb.Follow) -> None:
         """Send a run's output from the given cursors, and the results it has."""
@@ -140,6 +148,8 @@ class Runs:
 
     def resume(self) -> None:
         """A restarted allocator: clients have the time to say which of their runs of calls go on."""
+        for mesh in self._state.meshes.values():
+            self._wait_for_earlier(mesh)
         runs = [run for mesh in self._state.meshes.values() for run in mesh.queue if run.is_calls]
         self._end_soon(run.run_id for run in runs)
 
@@ -194,8 +204,8 @@ class Runs:
         if run.output != run.number and not effect.result.untouched:
             RankFiles(self._paths.runs(effect.mesh_id), run.output, effect.result.rank).note_run(run.number)
         self._audience.rank_finished(run, effect.result)
-        if run.finished and run.output == run.number:
-            self._archiving.run_finished(effect.mesh_id)
+        if run.finished and run.number % DROPPED_TOGETHER == 0:
+            drop_oldest(mesh, self._paths.runs(effect.mesh_id), self._remove)
         self._records.flush_soon()
 
     def end_all(self, mesh_id: str, why: str) -> None:

@@ -65,13 +65,20 @@ class Access:
         node_id: for messages.
         address: by which clients know it.
         revoked: says which certificates count no longer; None where there are none.
+        owner_of_past: whose the output of a mesh is that has ended; "" when it is not known.
     """
 
     def __init__(
-        self, node_id: str, address: str, state: NodeState, records: Records, revoked: Revoked | None = None
+        self,
+        node_id: str,
+        address: str,
+        state: NodeState,
+        records: Records,
+        revoked: Revoked | None = None,
+        owner_of_past: Callable[[str], str] = lambda _: "",
     ) -> None:
         self.node_id, self._address, self._state, self._records = node_id, address, state, records
-        self._revoked = revoked
+        self._revoked, self.owner_of_past = revoked, owner_of_past
         self._mailboxes: dict[str, str] = {}
         """Whose they are, those that were opened first first."""
         self._open: set[OpenStream] = set()
@@ -306,6 +313,7 @@ class Access:
         if not reply.HasField("readings"):
             seen.ClearField("readings")
         seen.ended.extend(ended for ended in reply.ended if ended.owner == caller.name)
+        seen.past_logs.extend(past for past in reply.past_logs if past.owner == caller.name)
         for reservation in reply.reservations:
             lease = self._state.leases.get(reservation.reservation_id)
             right = Right.NONE if lease is None else right_of(caller.name, lease)
@@ -315,17 +323,16 @@ class Access:
         return seen
 
     def shown_usage(self, caller: Caller, reply: pb.UsageReply, groups: Collection[str]) -> pb.UsageReply:
-        """Return what a caller may see of who held what: a person what is theirs, who made the pool and nodes all.
+        """Return what a caller may see of who holds what: a person what is theirs, who made the pool and nodes all.
 
         Args:
             groups: the caller's.
         """
         if caller.local or caller.role in (ADMIN, NODE):
             return reply
-        for field in (reply.held, reply.used):
-            own = [each for each in field if each.owner == caller.name]
-            del field[:]
-            field.extend(own)  # type: ignore[arg-type]
+        own = [each for each in reply.held if each.owner == caller.name]
+        del reply.held[:]
+        reply.held.extend(own)
         near = [one for one in reply.standings if (one.who in groups if one.is_group else one.who == caller.name)]
         del reply.standings[:]
         reply.standings.extend(near)
@@ -382,6 +389,11 @@ def _reservation(right: Right, doing: str) -> Check:
 
 def _mesh(right: Right, doing: str) -> Check:
     return lambda access, caller, request: access.need_mesh(caller, request.mesh_id, right, doing)
+
+
+def _read_logs(access: Access, caller: Caller, request: pb.ReadLogsRequest) -> None:
+    if access.owner_of_past(request.mesh_id) != caller.name:
+        access.need_mesh(caller, request.mesh_id, Right.READ, "read its logs")
 
 
 def _any(doing: str) -> Check:
@@ -485,9 +497,8 @@ def _open(access: Access, caller: Caller, message: pb.Open) -> None:
 
 def _change_members(access: Access, caller: Caller, request: pb.ChangeMembersRequest) -> None:
     access.need(caller, request.reservation_id, Right.OWN, "change its nodes")
-    for mesh_id in (request.resized, request.makes):
-        if access.reservation_of(mesh_id) not in ("", request.reservation_id):
-            raise UsageError("a mesh of that id exists in another reservation")
+    if access.reservation_of(request.makes) not in ("", request.reservation_id):
+        raise UsageError("a mesh of that id exists in another reservation")
 
 
 _WRITE_FILES = _reservation(Right.OWN, "change its files")
@@ -519,7 +530,7 @@ RULES: dict[str, Rule] = {
     "Drop": Rule(PEOPLE, _drop),
     "Session": Rule(PEOPLE),  # each message by itself: SESSION_RULES
     "Mail": Rule(frozenset({NODE}), in_names=True),
-    "ReadLogs": Rule(PEOPLE, _mesh(Right.READ, "read its logs")),
+    "ReadLogs": Rule(PEOPLE, _read_logs),
     "WatchLog": Rule(PEOPLE, _mesh(Right.READ, "read its logs")),
     "ReadLines": Rule(PEOPLE, _mesh(Right.READ, "read its logs")),
     "SearchLog": Rule(PEOPLE, _mesh(Right.READ, "search its logs")),
@@ -527,7 +538,7 @@ RULES: dict[str, Rule] = {
     "PutBlob": Rule(EVERYBODY, _blob("send values there")),
     "ReadBlob": Rule(PEOPLE, _blob("read its values")),
     "SyncTree": Rule(PEOPLE, _WRITE_FILES),
-    "PutChunks": Rule(PEOPLE, _WRITE_FILES),
+    "PutFiles": Rule(PEOPLE, _WRITE_FILES),
     "ChangeFiles": Rule(PEOPLE, _WRITE_FILES),
     "Workspace": Rule(PEOPLE, _reservation(Right.RUN, "see its files")),
     "ListFiles": Rule(PEOPLE, _reservation(Right.RUN, "see its files")),
@@ -566,7 +577,6 @@ SESSION_RULES: dict[str, Check | None] = {
     "look": _look,
     "shown": None,  # noted of those who submitted the run: `Access.is_submitter`
     "unfollow": None,
-    "proceed": _mesh(Right.RUN, "run cells on it"),
     "attach": _reservation(Right.READ, "attach to it"),
     "detach": None,
     "mail": None,  # each envelope by itself: `is_own_mail` and `admit_mail`

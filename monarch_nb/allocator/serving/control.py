@@ -12,25 +12,30 @@ from monarch_nb.allocator.node import Node
 from monarch_nb.allocator.ranks import signals
 from monarch_nb.allocator.state.runs import Mesh
 from monarch_nb.allocator.supervision.supervisor import RankProcess
-from monarch_nb.config import STACKS_SIGNAL, cadence, patience
+from monarch_nb.config import STACKS_SIGNAL, STACKS_THREAD, cadence, patience
 from monarch_nb.errors import UsageError
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2
 from monarch_nb.proto import worker_pb2 as wire
 
+_CONTROL_FILE = "/monarch_nb/worker/control/thread.py"
+"""What the stack of a rank's control thread goes through, which tells nobody anything."""
 
-def interrupt(node: Node, run_id: str, by: str = "") -> None:
+
+def interrupt(node: Node, run_id: str, by: str = "", whence: str = "") -> None:
     """Drop a run where it has not begun, and interrupt it where it runs: one of calls on any rank, because actors may
-    have called others in its name. `by` is who wants that."""
+    have called others in its name. `by` is who wants that, `whence` as Cancel has it."""
     runs = [mesh.runs[run_id] for mesh in node.state.meshes.values() if run_id in mesh.runs]
     is_calls = any(run.is_calls for run in runs)
     other = next((run.unless_submitter(by) for run in runs), "")
     node.runs.apply(node.state.cancel(run_id, by))
+    request = wire.ControlRequest(interrupt=wire.InterruptRun(run_id=run_id, by=other, whence=whence))
     for process in node.supervisor.ranks.values():
         mesh = node.state.meshes.get(process.mesh_id)
         if mesh is not None and (is_calls or mesh.ranks[process.rank].running == run_id):
-            process.link.tell(wire.ControlRequest(interrupt=wire.InterruptRun(run_id=run_id, by=other)))
+            process.link.tell(request)
     node.scripts.interrupt(run_id)
+    node.audience.hurry(run_id)
 
 
 def drop(node: Node, request: pb.DropRequest, by: str) -> pb.DropReply:
@@ -134,13 +139,15 @@ def _where_from_outside(process: RankProcess) -> run_pb2.Where | None:
 async def _stack_from_outside(node: Node, process: RankProcess) -> str:
     """C code holds the GIL: faulthandler's signal handler writes the stack without it. What has no such handler would
     die of the signal: a process that is just beginning, or another program by now (os.execv)."""
-    path = node.supervisor.stacks(process)
-    if not (process.link.is_open and signals.is_caught(process.record.process.pid, STACKS_SIGNAL)):
+    path, pid = node.supervisor.stacks(process), process.record.process.pid
+    if not (process.link.is_open and signals.is_caught(pid, STACKS_SIGNAL)):
+        return ""
+    if (thread := signals.thread_named(pid, STACKS_THREAD)) is None:
         return ""
     path.write_bytes(b"")
     written = asyncio.Event()
     node.watch.arm(path.parent, written.set)
-    os.kill(process.record.process.pid, STACKS_SIGNAL)
+    os.kill(thread, STACKS_SIGNAL)  # Linux gives it to the very thread whose id is named, if that takes it
     try:
         await asyncio.wait_for(written.wait(), patience(1.0))
     except TimeoutError:
@@ -149,7 +156,8 @@ async def _stack_from_outside(node: Node, process: RankProcess) -> str:
     try:
         while size_bytes != (size_bytes := path.stat().st_size):  # it writes line by line, within microseconds
             await asyncio.sleep(0.01)
-        return path.read_text(errors="replace")
+        threads = path.read_text(errors="replace").split("\n\n")
+        return "\n\n".join(each for each in threads if _CONTROL_FILE not in each)
     except FileNotFoundError:  # the process has ended
         return ""
 

@@ -11,13 +11,10 @@ from collections.abc import Iterable, Mapping
 from monarch_nb import config
 from monarch_nb.allocator.node import Node
 from monarch_nb.allocator.readings.load import RankReading, measure
-from monarch_nb.allocator.state.runs import Mesh, Run, failed_results
+from monarch_nb.allocator.state.runs import Mesh, failed_results, run_status
 from monarch_nb.allocator.supervision.processes import seconds_since_boot
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2
-
-_FAILED = (run_pb2.OUTCOME_ERROR, run_pb2.OUTCOME_DIED)
-_STOPPED = (run_pb2.OUTCOME_INTERRUPTED, run_pb2.OUTCOME_CANCELLED)
 
 
 class Description:
@@ -27,7 +24,7 @@ class Description:
         self._identity, self._state = node.identity, node.state
         self._supervisor, self._warming = node.supervisor, node.warming
         self._readings, self._whereabouts, self._actors = node.readings, node.whereabouts, node.actors
-        self._expiry, self._scripts, self._resizing = node.leases.expiry, node.scripts, node.resizing
+        self._expiry, self._scripts = node.leases.expiry, node.scripts
         self._autosaves = node.autosaves
 
     def node(self) -> pb.DescribeReply:
@@ -107,8 +104,6 @@ class Description:
                 shares={name: right for name, right in lease.shares.items() if right},
                 members=lease.nodes,
                 revision=lease.revision,
-                memory_bytes=request.memory_bytes,
-                cpus=request.cpus,
             )
             for mesh_id, mesh in self._state.meshes.items():
                 if mesh.spec.reservation_id == reservation_id:
@@ -121,8 +116,6 @@ class Description:
                         last_number=mesh.last_number,
                         saves=self._saves(mesh_id),
                     )
-            for spec in self._resizing.between(reservation_id):
-                reservation.meshes.add(mesh_id=spec.mesh_id, name=spec.name, spec=spec)
         return reply
 
     def _saves(self, mesh_id: str) -> run_pb2.ArmSaves | None:
@@ -190,43 +183,15 @@ def _until(left_s: float | None) -> float:
 
 
 def _run_statuses(mesh: Mesh, past: pb.PastRuns, *, with_newest: bool) -> list[pb.RunStatus]:
+    now_s = time.time()
     if past.mesh_id != mesh.spec.mesh_id:
         newest = mesh.last_number if with_newest else 0
         return [
-            _run_status(mesh, run)
+            run_status(mesh, run, now_s)
             for run in mesh.runs.values()
             if not (run.finished and run.collected) or run.number == newest
         ]
     return [
-        _run_status(mesh, run, failed_results(run, with_tracebacks=past.tracebacks_of == run.number))
+        run_status(mesh, run, now_s, failed_results(run, with_tracebacks=past.tracebacks_of == run.number))
         for run in mesh.runs.values()
     ]
-
-
-def _run_status(mesh: Mesh, run: Run, failures: Iterable[run_pb2.RankResult] = ()) -> pb.RunStatus:
-    failed = {rank for rank, result in run.results.items() if result.outcome in _FAILED}
-    stopped = {rank for rank, result in run.results.items() if result.outcome in _STOPPED}
-    if run.finished:
-        running_s = max((result.duration_s for result in run.results.values()), default=0.0)
-    else:
-        running_s = time.time() - run.started_at if run.started_at else 0.0
-    return pb.RunStatus(
-        failures=failures,
-        run_id=run.run_id,
-        number=run.number,
-        title=run.submit.title,
-        ranks=run.submit.ranks,
-        all_ranks=mesh.all_ranks(run.submit),
-        finished=sorted(run.results),
-        failed=sorted(failed),
-        stopped=sorted(stopped),
-        running=sorted(run.started - run.results.keys()),
-        running_s=running_s,
-        collected=run.collected,
-        submitted_at=run.submitted_at,
-        cell_number=run.cell_number,
-        notebook=run.submit.notebook,
-        script=run.is_script,
-        calls=run.is_calls,
-        owner=run.submit.owner,
-    )

@@ -43,11 +43,6 @@ class Guard:
         methods = {method.name: self._handler(method) for method in SERVICE.methods}
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE.full_name, methods),))
 
-    async def answer_session(self, requests: AsyncIterator[bytes], context: Any) -> None:
-        """Answer a session that comes in another way than through gRPC."""
-        read = wellformed.reading(pb.SessionRequest)
-        await self._stream("Session", self._service.Session)((read(data) async for data in requests), context)
-
     def _handler(self, method: MethodDescriptor) -> grpc.RpcMethodHandler[Any, Any]:
         make, wrap = grpc.unary_unary_rpc_method_handler, self._unary
         if method.client_streaming:

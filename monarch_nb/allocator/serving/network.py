@@ -66,47 +66,6 @@ def network_of(options: argparse.Namespace) -> Network:
     Raises:
         UsageError: an address that can not be, or no certificate.
     """
-    place = place_of(options)
-    if options.certificate:
-        path = Path(options.certificate)
-    elif is_pool(options.pool):
-        path = paths_of(options.pool).node
-    else:
-        raise UsageError(
-            f"no pool {options.pool!r} is known here: where you work, monarch-nb pool init {options.pool} "
-            "makes a node.pem; copy it here and name it: --certificate node.pem"
-        )
-    _check_nodes(path, options.pool)
-    return Network(
-        listen=place.listen,
-        advertised=place.advertised,
-        address=place.address,
-        interface=place.interface,
-        publish=options.publish,
-        certificate=IdentityFile(path),
-        limits=TrustPaths(path.absolute().parent).limits,
-        trust=paths_of(options.pool) if options.pool and is_pool(options.pool) else None,
-        kept_port=place.kept_port,
-    )
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where a node of a network is; as the attributes of Network."""
-
-    listen: str
-    advertised: str
-    address: str
-    interface: str
-    kept_port: socket.socket | None
-
-
-def place_of(options: argparse.Namespace) -> Place:
-    """Return what `--listen`, `--advertise`, `--interface` and `--pool` say; no certificate is read.
-
-    Raises:
-        UsageError: an address that can not be.
-    """
     host, port = _split(options.listen, "--listen")
     kept_port = _free_port(host) if port == "0" else None
     if kept_port:
@@ -122,7 +81,27 @@ def place_of(options: argparse.Namespace) -> Place:
             "listen on one: name it, as in --interface eth0 or --interface 10.0.0.7"
         )
     address, name = interface_of(interface)
-    return Place(f"{'0.0.0.0' if host in ('', '*') else host}:{port}", advertised, address, name, kept_port)
+    if options.certificate:
+        path = Path(options.certificate)
+    elif is_pool(options.pool):
+        path = paths_of(options.pool).node
+    else:
+        raise UsageError(
+            f"no pool {options.pool!r} is known here: where you work, monarch-nb pool init {options.pool} "
+            "makes a node.pem; copy it here and name it: --certificate node.pem"
+        )
+    _check_nodes(path, options.pool)
+    return Network(
+        listen=f"{'0.0.0.0' if host in ('', '*') else host}:{port}",
+        advertised=advertised,
+        address=address,
+        interface=name,
+        publish=options.publish,
+        certificate=IdentityFile(path),
+        limits=TrustPaths(path.absolute().parent).limits,
+        trust=paths_of(options.pool) if options.pool and is_pool(options.pool) else None,
+        kept_port=kept_port,
+    )
 
 
 def check_free(listen: str) -> None:

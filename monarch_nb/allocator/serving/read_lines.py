@@ -10,7 +10,6 @@ import sys
 from array import array
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator
 
-from monarch_nb.allocator.logs.archive import Archives
 from monarch_nb.allocator.logs.index import Line, RankIndex, digests
 from monarch_nb.allocator.logs.metrics import MetricsReader
 from monarch_nb.allocator.logs.output import RankFiles
@@ -45,16 +44,10 @@ _FOLDS: dict[int, FoldBy] = {
 
 
 class LogLines:
-    """The indices of a node's logs. They are made when somebody looks, and forgotten when nobody does any more.
+    """The indices of a node's logs. They are made when somebody looks, and forgotten when nobody does any more."""
 
-    How much there is in an archived output is known without an index.
-
-    Args:
-        archives: of the meshes' old outputs.
-    """
-
-    def __init__(self, paths: NodePaths, state: NodeState, watch: DirectoryWatch, archives: Archives) -> None:
-        self._paths, self._state, self._watch, self._archives = paths, state, watch, archives
+    def __init__(self, paths: NodePaths, state: NodeState, watch: DirectoryWatch) -> None:
+        self._paths, self._state, self._watch = paths, state, watch
         self._loop = asyncio.get_running_loop()
         self._indices: dict[str, dict[tuple[int, int], RankIndex]] = {}
         """By mesh; by output and rank."""
@@ -103,8 +96,8 @@ class LogLines:
         counted_s = self._loop.time()
         change = pb.LogChange()
         finished = told.finished_runs()  # before it is counted: what finishes meanwhile may have printed more
-        async for part, is_archived in self._counted(request, None if outputs is None else {*outputs, *newest}):
-            told.add_part(change, part, is_archived=is_archived)
+        async for part in self._counted(request, None if outputs is None else {*outputs, *newest}):
+            told.add_part(change, part)
             if change.parts and self._loop.time() - counted_s > COUNTING_S:
                 yield change
                 change, counted_s = pb.LogChange(), self._loop.time()
@@ -115,26 +108,17 @@ class LogLines:
 
     async def _counted(
         self, request: pb.WatchLogRequest, outputs: Iterable[int] | None = None
-    ) -> AsyncIterator[tuple[pb.LogPart, bool]]:
-        """Count what was written and is asked for, in all outputs or in some that have files; yield it run after
-        run, and whether it is archived."""
+    ) -> AsyncIterator[pb.LogPart]:
+        """Count what was written and is asked for, in all outputs or in some; yield it run after run."""
         for number, files in self._written(request, outputs):
             await asyncio.sleep(0)
             index = self._indices.get(request.mesh_id, {}).get((files.output, files.rank))
-            if index is None and (entry := files.archived()) is not None:
-                part = pb.LogPart(number=entry.number, rank=entry.rank, size_bytes=entry.out + entry.err)
-                part.stdout_lines, part.stderr_lines = entry.out_lines, entry.err_lines
-                yield part, True
-            elif index := index or self._new_index(request.mesh_id, number, files):
-                yield (await self._extended(index)).part, False
+            if index := index or self._new_index(request.mesh_id, number, files):
+                yield (await self._extended(index)).part
 
-    def _written(self, request: pb.WatchLogRequest, outputs: Iterable[int] | None = None) -> Iterable[Written]:
-        runs = self._paths.runs(request.mesh_id)
-        logs = MeshLogs(self._state.mesh(request.mesh_id), runs, self._archives.of(runs))
-        ranks = logs.ranks(request.ranks)
-        if outputs is None:
-            return logs.all(ranks, request.number)
-        return logs.loose(ranks, request.number, outputs)
+    def _written(self, request: pb.WatchLogRequest, outputs: Iterable[int] | None = None) -> list[Written]:
+        logs = MeshLogs(self._state.mesh(request.mesh_id), self._paths.runs(request.mesh_id))
+        return logs.written(logs.ranks(request.ranks), request.number, outputs)
 
     def _new_index(self, mesh_id: str, number: int, files: RankFiles) -> RankIndex | None:
         """Return an index of what a rank wrote in a run; None when that is nothing."""
@@ -278,11 +262,10 @@ class _Told:
         self._ended: set[int] = set()
         """Runs that were looked at when they had finished."""
 
-    def add_part(self, change: pb.LogChange, part: pb.LogPart, *, is_archived: bool) -> None:
-        """Tell of a part, if it is news; one that is archived does not change any more."""
+    def add_part(self, change: pb.LogChange, part: pb.LogPart) -> None:
+        """Tell of a part, if it is news."""
         if part.size_bytes and self._parts.get((part.number, part.rank)) != part:
-            if not is_archived:
-                self._parts[part.number, part.rank] = part
+            self._parts[part.number, part.rank] = part
             self._runs.setdefault(part.number, pb.LogRun())
             change.parts.append(part)
 

@@ -7,7 +7,7 @@ import contextlib
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 
-from monarch_nb.allocator.logs.archive import Archives
+from monarch_nb.allocator.logs.kept import KeptLogs
 from monarch_nb.allocator.logs.output import RankFiles
 from monarch_nb.allocator.logs.stored import stored_outputs
 from monarch_nb.allocator.logs.watch import DirectoryWatch
@@ -42,7 +42,7 @@ class LogReader:
 
     Args:
         sessions: the clients: who follows a log is one of them.
-        archives: of the meshes' old outputs.
+        kept: outputs of meshes that have ended.
     """
 
     def __init__(
@@ -51,10 +51,10 @@ class LogReader:
         state: NodeState,
         watch: DirectoryWatch,
         sessions: set[Session],
-        archives: Archives,
+        kept: KeptLogs,
     ) -> None:
         self._paths, self._state, self._watch, self._sessions = paths, state, watch, sessions
-        self._archives = archives
+        self._kept = kept
 
     async def read(self, request: pb.ReadLogsRequest) -> AsyncGenerator[pb.LogRecords, None]:
         """Yield what ranks wrote: by run, then by rank, whole lines, stdout and stderr interleaved as they were
@@ -69,7 +69,7 @@ class LogReader:
             if records := _newest_records(logs, request, shown):
                 yield pb.LogRecords(records=records)
         else:
-            async for batch in _all_records(logs.all(ranks, request.number), shown):
+            async for batch in _all_records(logs.written(ranks, request.number), shown):
                 yield batch
         if request.follow:
             async with contextlib.aclosing(self._follow(request, shown)) as coming:
@@ -77,8 +77,10 @@ class LogReader:
                     yield batch
 
     def _logs(self, request: pb.ReadLogsRequest) -> MeshLogs:
-        runs = self._paths.runs(request.mesh_id)
-        return MeshLogs(self._state.mesh(request.mesh_id), runs, self._archives.of(runs))
+        is_live = request.mesh_id in self._state.meshes
+        past = None if is_live or request.follow else self._kept.mesh(request.mesh_id)
+        mesh, runs = past or (self._state.mesh(request.mesh_id), self._paths.runs(request.mesh_id))
+        return MeshLogs(mesh, runs)
 
     async def _follow(
         self, request: pb.ReadLogsRequest, shown: dict[RankFiles, run_pb2.Cursor]
@@ -96,7 +98,7 @@ class LogReader:
                 for directory in (runs, *(runs / str(output) for output in newest)):
                     self._watch.arm(directory, wake.changed.set)
                 logs = self._logs(request)
-                for number, files in logs.loose(logs.ranks(request.ranks), request.number, newest):
+                for number, files in logs.written(logs.ranks(request.ranks), request.number, newest):
                     async for batch in _records_since(files, number, shown):
                         yield batch
                 if is_last:
@@ -123,8 +125,6 @@ async def _all_records(
             if size_bytes >= _PIECE_BYTES:
                 yield together
                 together, size_bytes = pb.LogRecords(), 0
-        if files.entry is not None:  # archived: nothing is added to it
-            del shown[files]
     if together.records:
         yield together
 
@@ -136,8 +136,9 @@ def _newest_records(
     newest: list[pb.LogRecord] = []
     for rank in logs.ranks(request.ranks):
         records: list[pb.LogRecord] = []
-        shown.update((files, files.end()) for _, files in logs.loose([rank], request.number))
-        for number, files in logs.of_rank(rank, request.number, newest_first=True):
+        written = logs.written([rank], request.number)
+        shown.update((files, files.end()) for _, files in written if request.follow)
+        for number, files in reversed(written):
             records = [*_last_records(files, number, request.last_lines, shown), *records][-request.last_lines :]
             if len(records) == request.last_lines:
                 break

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import functools
 import logging
+import sqlite3
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from pathlib import Path
@@ -15,7 +16,7 @@ import grpc
 
 from monarch_nb import config
 from monarch_nb.allocator.files import tokens
-from monarch_nb.allocator.leases.record import RUN
+from monarch_nb.allocator.leases import audit
 from monarch_nb.allocator.mail.boxes import on_session
 from monarch_nb.allocator.node import Node
 from monarch_nb.allocator.serving.access import Access
@@ -25,13 +26,12 @@ from monarch_nb.allocator.serving.describe import Description
 from monarch_nb.allocator.serving.environment import describe_environment
 from monarch_nb.allocator.serving.read_lines import LogLines
 from monarch_nb.allocator.serving.read_logs import LogReader
+from monarch_nb.allocator.sessions.below import Below
 from monarch_nb.allocator.sessions.sessions import Session as ClientSession
 from monarch_nb.allocator.state.rights import Right
 from monarch_nb.allocator.supervision import processes
-from monarch_nb.allocator.supervision.cgroups import CAN_NOT_LIMIT
 from monarch_nb.config import patience
 from monarch_nb.errors import MonarchNbError, ReservationNotFound, UsageError, VersionMismatch
-from monarch_nb.ground.ranges import Ranges
 from monarch_nb.ground.room import explained
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import allocator_pb2_grpc as service
@@ -60,7 +60,7 @@ def translated(method: _Method) -> _Method:
         except MonarchNbError as error:
             await hear_out(request)
             await refuse(context, error)
-        except OSError as error:  # a full disk, no more processes, …
+        except (OSError, sqlite3.Error) as error:  # a full disk, no more processes, …
             await hear_out(request)
             why = explained(error, self._node.paths.directory)
             await refuse(context, MonarchNbError(f"{self._node.identity.node_id}: {why}"))
@@ -77,8 +77,8 @@ class AllocatorService(service.AllocatorServicer):
 
     def __init__(self, node: Node, access: Access) -> None:
         self._node, self._description, self._access = node, Description(node), access
-        self._log_lines = LogLines(node.paths, node.state, node.watch, node.archives)
-        self._log_reader = LogReader(node.paths, node.state, node.watch, node.sessions, node.archives)
+        self._log_lines = LogLines(node.paths, node.state, node.watch)
+        self._log_reader = LogReader(node.paths, node.state, node.watch, node.sessions, node.kept_logs)
         self._looks: set[asyncio.Future[None]] = set()
         self._claims, self._changes = Claims(), Claims()
 
@@ -98,7 +98,7 @@ class AllocatorService(service.AllocatorServicer):
     async def Revoke(self, request: pb.RevokeRequest, context: Any) -> pb.RevokeReply:
         before, number = self._access.revocations, self._access.revoke(request.revocations)
         if number != before:
-            self._node.record.note("certificates revoked", list=number, by=caller_of(context).name)
+            audit.note("certificates revoked", list=number, by=caller_of(context).name)
         return pb.RevokeReply(number=number)
 
     @translated
@@ -111,8 +111,6 @@ class AllocatorService(service.AllocatorServicer):
 
     @translated
     async def Reserve(self, request: pb.ReserveRequest, context: Any) -> pb.ReserveReply:
-        if request.memory_bytes or request.cpus:
-            raise UsageError(CAN_NOT_LIMIT)
         await self._node.readings.look_at_gpus(self._node.state)
         return pb.ReserveReply(gpu_indices=await _whole(self._node.leases.take(request, context.peer())))
 
@@ -139,7 +137,10 @@ class AllocatorService(service.AllocatorServicer):
             request.reservation_id, request.why, request.lease_id, by=by, asked_at=asked_at
         )
         ended = await _whole(release)
-        return pb.ReleaseReply(ranks_ended=ended, kept=self._kept(request.reservation_id))
+        reply = pb.ReleaseReply(ranks_ended=ended, kept=self._kept(request.reservation_id))
+        if logs := self._node.kept_logs.of_reservation.get(request.reservation_id):
+            reply.name, reply.logs = logs[0], str(logs[1])
+        return reply
 
     def _kept(self, reservation_id: str) -> pb.KeptFiles | None:
         kept = self._node.files.kept.get(reservation_id)
@@ -161,7 +162,6 @@ class AllocatorService(service.AllocatorServicer):
         if request.makes:
             self._node.undertakings.mesh_is_whole(request.makes)
         async with self._changes.of(request.reservation_id, ""):  # who brings no news waits for who did
-            await self._node.resizing.settle()
             if is_news and request.reason:
                 await self._abort_groups(request.reservation_id, request.reason)
 
@@ -185,8 +185,8 @@ class AllocatorService(service.AllocatorServicer):
 
     @translated
     async def Extend(self, request: pb.ExtendRequest, context: Any) -> pb.ExtendReply:
-        await self._node.leases.extend(request.reservation_id, request.time_s)
-        self._node.record.note("extended", reservation=request.reservation_id, time_s=request.time_s)
+        self._node.leases.extend(request.reservation_id, request.time_s)
+        audit.note("extended", reservation=request.reservation_id, time_s=request.time_s)
         return pb.ExtendReply()
 
     @translated
@@ -194,7 +194,7 @@ class AllocatorService(service.AllocatorServicer):
         self._node.leases.share(request)
         right = self._node.state.leases[request.reservation_id].shares.get(request.to, Right.NONE)
         self._node.runs.withdraw(request.reservation_id, request.to, Right(right))
-        self._node.record.note(
+        audit.note(
             "shared" if right else "no longer shared",
             reservation=request.reservation_id,
             owner=caller_of(context).name,
@@ -255,15 +255,19 @@ class AllocatorService(service.AllocatorServicer):
         status.node.revocations = self._access.revocations
         for reservation in status.reservations:
             reservation.waiting.extend(self._node.leases.waiting_for(reservation.reservation_id))
+            using = (one for one in self._node.sessions if reservation.reservation_id in one.attached)
+            reservation.attached.extend(sorted({one.notebook for one in using if one.notebook}))
+        if request.past_logs:
+            status.past_logs.extend(self._node.kept_logs.of(request.past_logs))
         return self._access.shown(caller_of(context), status)
 
     @translated
     async def Usage(self, request: pb.UsageRequest, context: Any) -> pb.UsageReply:
         caller, groups = caller_of(context), set[str]()
         if request.standings:
-            reply, groups = await self._node.fairness.usage_with_standings(request.since, caller.name)
+            reply, groups = await self._node.fairness.usage_with_standings(caller.name)
         else:
-            reply = self._node.fairness.usage(request.since)
+            reply = self._node.fairness.usage()
         return self._access.shown_usage(caller, reply, groups)
 
     @translated
@@ -300,9 +304,7 @@ class AllocatorService(service.AllocatorServicer):
             writer.cancel()
 
     def _is_early(self, branches: pb.Branches) -> bool:
-        """Whether this node has yet to learn of nodes of a mesh, or is just starting its own part of it anew."""
-        if self._node.resizing.is_between(branches.mesh_id):
-            return True
+        """Whether this node has yet to learn of nodes of a mesh."""
         mesh = self._node.state.meshes.get(branches.mesh_id)
         lease = self._node.state.leases.get(mesh.spec.reservation_id) if mesh else None
         known = {peer.address for peer in lease.nodes} if lease else set()
@@ -317,12 +319,10 @@ class AllocatorService(service.AllocatorServicer):
     def _handle(self, session: ClientSession, caller: Caller, request: pb.SessionRequest) -> None:
         kind = request.WhichOneof("message")
         message: Any = getattr(request, kind) if kind else None
-        below = session.below
-        if request.collected:
+        if request.collected and session.below is not None:
             submitted = (run_id for run_id in request.collected if self._access.is_submitter(caller, run_id))
             self._node.collected(submitted)
-            if below is not None:
-                below.collected(request.collected, at_once=kind is None)
+            session.below.collected(request.collected, at_once=kind is None)
         run_id = message.run.run_id if kind == "submit" else getattr(message, "run_id", "")
         try:
             if kind:
@@ -345,44 +345,52 @@ class AllocatorService(service.AllocatorServicer):
                 case "branches":
                     owner = self._node.state.check_nodes(message)
                     name = owner if caller.local else caller.name
-                    session.stand_above(message, functools.partial(self._node.files.relay.open_session, name))
-                case "submit":
-                    self._submit(session, caller, message)
-                case "follow":
-                    if below is None or below.follow(message):
-                        session.run_ids.add(run_id)
-                        self._node.runs.follow(session, message)
-                case "cancel":
-                    if below is None or below.cancel(message):
-                        interrupt(self._node, run_id, caller.name)
-                case "end_calls":
-                    self._node.runs.end_calls(run_id)
-                    if below is not None:
-                        below.tell(end_calls=message)
-                case "look":
-                    if here := list(message.ranks) if below is None else below.look(message):
-                        self._tell_where(session, message, here)
-                case "shown":
-                    own = message if below is None else below.shown(message)
-                    if self._access.is_submitter(caller, run_id):
-                        for _, run in self._access.runs(run_id):  # none: it was forgotten while this was under way
-                            run.shown |= dict(own.cursors)
-                case "unfollow":
-                    session.unfollow(run_id)
-                    if below is not None:
-                        below.unfollow(run_id)
-                case "proceed":
-                    self._node.runs.apply(self._node.state.proceed(message.mesh_id, message.run_id))
-                    if below is not None:
-                        below.tell(proceed=message)
+                    world_size = self._node.state.mesh(message.mesh_id).spec.world_size
+                    opened_by = functools.partial(self._node.files.relay.open_session, name)
+                    session.stand_above(message, world_size, opened_by)
                 case "mail":
                     self._accept_mail(session, caller, message.envelopes)
                 case "attach":
+                    session.notebook = message.notebook
                     self._node.leases.attach(session, message.reservation_id)
                 case "detach":
                     self._node.leases.expiry.detach(session, message.reservation_id)
+                case str():
+                    self._handle_run(session, caller, kind, message, run_id)
         except MonarchNbError as error:
             session.send(refused=pb.Refused(run_id=run_id, error_json=error_to_json(error)))
+
+    def _handle_run(self, session: ClientSession, caller: Caller, kind: str, message: Any, run_id: str) -> None:
+        below = session.below
+        if below is None:
+            if kind in ("submit", "follow"):
+                self._node.state.mesh(message.mesh_id)  # it is not here any more, perhaps, and so was refused
+                raise UsageError("a session has no runs before it says of which mesh, with Branches")
+            return
+        match kind:
+            case "submit":
+                self._submit(session, below, caller, message)
+            case "follow":
+                if below.follow(message):
+                    session.run_ids.add(run_id)
+                    self._node.runs.follow(session, message)
+            case "cancel":
+                if below.cancel(message):
+                    interrupt(self._node, run_id, caller.name, message.whence)
+            case "end_calls":
+                self._node.runs.end_calls(run_id)
+                below.end_calls(run_id)
+            case "look":
+                if here := below.look(message):
+                    self._tell_where(session, message, here)
+            case "shown":
+                own = below.shown(message)
+                if self._access.is_submitter(caller, run_id):
+                    for _, run in self._access.runs(run_id):  # none: it was forgotten while this was under way
+                        run.shown |= dict(own.cursors)
+            case "unfollow":
+                session.unfollow(run_id)
+                below.unfollow(run_id)
 
     def _tell_where(self, session: ClientSession, request: pb.Look, ranks: list[int]) -> None:
         async def tell() -> None:
@@ -393,25 +401,28 @@ class AllocatorService(service.AllocatorServicer):
         self._looks.add(task)
         task.add_done_callback(self._looks.discard)
 
-    def _submit(self, session: ClientSession, caller: Caller, submit: pb.Submit) -> None:
-        run_id, below = submit.run.run_id, session.below
-        ranks = Ranges.of(self._node.state.mesh(submit.mesh_id).all_ranks(submit))
-        others_wait = submit.give_number and not ranks <= Ranges.of(submit.ranks if below is None else below.ranks)
-        own = submit if below is None else below.submit(submit)
-        if below is None or ((own.ranks or own.give_number) and run_id not in session.run_ids):
+    def _submit(self, session: ClientSession, below: Below, caller: Caller, submit: pb.Submit) -> None:
+        run_id = submit.run.run_id
+        mesh = self._node.state.mesh(submit.mesh_id)
+        if run_id not in mesh.runs:
+            self._node.files.workspaces.check_whole(mesh.spec.reservation_id)
+        if submit.whole:
+            session.whole.add(run_id)
+        own = below.submit(submit)
+        if (own.ranks or own.give_number) and run_id not in session.run_ids:
             session.run_ids.add(run_id)
-            is_new = run_id not in self._node.state.mesh(submit.mesh_id).runs
-            queued = self._node.runs.submit(session, own, others_wait=others_wait)
-            if is_new:
+            is_new = run_id not in mesh.runs
+            queued = self._node.runs.submit(session, own)
+            if is_new and not caller.local:  # who comes on the Unix socket is the allocator's own user
                 self._note_run(caller, own)
-            if below is not None and not submit.run.number:
+            if not submit.run.number:
                 below.numbered(submit, queued)
 
     def _note_run(self, caller: Caller, submit: pb.Submit) -> None:
         """Write down who has a run, and not what it does."""
         run = self._node.state.mesh(submit.mesh_id).runs[submit.run.run_id]
-        self._node.record.note(
-            RUN,
+        audit.note(
+            "run",
             reservation=self._access.reservation_of(submit.mesh_id),
             mesh=submit.mesh_id,
             run=run.run_id,
@@ -526,8 +537,8 @@ class AllocatorService(service.AllocatorServicer):
             gone.set()
 
     @translated
-    async def PutChunks(self, request_iterator: Any, context: Any) -> files_pb2.PutChunksReply:
-        return await self._node.files.put_chunks(request_iterator)
+    async def PutFiles(self, request_iterator: Any, context: Any) -> files_pb2.PutFilesReply:
+        return await self._node.files.put_files(request_iterator)
 
     @translated
     async def ChangeFiles(self, request: files_pb2.ChangeFilesRequest, context: Any) -> files_pb2.ChangeFilesReply:
@@ -567,6 +578,7 @@ class AllocatorService(service.AllocatorServicer):
         if self._node.state.leases and not request.force:
             held = ", ".join(sorted(lease.request.name for lease in self._node.state.leases.values()))
             raise UsageError(f"reservations are held: {held}; release them first, or use --force")
+        self._node.keeps_logs = request.keep_logs
         self._node.shutdown.set()
         return pb.ShutdownReply()
 

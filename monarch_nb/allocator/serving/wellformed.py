@@ -13,9 +13,7 @@ from google.protobuf.message import DecodeError
 
 from monarch_nb.errors import UsageError
 
-IDS = frozenset(
-    {"reservation_id", "lease_id", "mesh_id", "resized", "makes", "run_id", "run_ids", "of_run", "collected"}
-)
+IDS = frozenset({"reservation_id", "lease_id", "mesh_id", "makes", "run_id", "run_ids", "of_run", "collected"})
 """Fields that name directories, sockets and rows."""
 MADE = {
     "ReserveRequest": "reservation_id",
@@ -25,8 +23,6 @@ MADE = {
 }
 """What makes something, and the field that names it: "" would name the directory and the rows of all."""
 PATHS = frozenset({"path", "python", "directory", "directories", "root", "source", "preload", "blob"})
-REQUESTS = frozenset({"parts"})
-"""Fields that hold what could be requests themselves; of others that are repeated there may be thousands."""
 MAX_SLOTS = 1 << 16
 """More than any machine has."""
 LIMITS = {
@@ -76,9 +72,6 @@ def check(request: Any) -> None:
         if field.message_type is not None:
             if not field.is_repeated:
                 check(value)
-            elif field.name in REQUESTS:
-                for one in value:
-                    check(one)
         elif rule := _rule_of(field):
             for one in value if field.is_repeated else (value,):
                 rule(one)

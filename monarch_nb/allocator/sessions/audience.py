@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from monarch_nb.allocator.logs.archive import Archives
 from monarch_nb.allocator.logs.watch import DirectoryWatch
 from monarch_nb.allocator.sessions.sessions import Follower, Session
 from monarch_nb.allocator.state.runs import Mesh, Run
@@ -26,13 +25,10 @@ class Audience:
     Args:
         sessions: theirs, as they come and go.
         watch: tells that output was written.
-        archives: of the meshes' old outputs.
     """
 
-    def __init__(
-        self, sessions: Iterable[Session], watch: DirectoryWatch, paths: NodePaths, archives: Archives
-    ) -> None:
-        self._sessions, self._watch, self._paths, self._archives = sessions, watch, paths, archives
+    def __init__(self, sessions: Iterable[Session], watch: DirectoryWatch, paths: NodePaths) -> None:
+        self._sessions, self._watch, self._paths = sessions, watch, paths
         self._loop = asyncio.get_running_loop()
         self._gathered: dict[str, list[run_pb2.RankResult]] = {}
 
@@ -78,7 +74,6 @@ class Audience:
             if rank in cursors:
                 cursors[rank].CopyFrom(cursor)
         runs = self._paths.runs(mesh.spec.mesh_id)
-        archive = self._archives.of(runs)
         packs = len(mesh.all_ranks(run.submit)) > FEW_RANKS
         follower = Follower(
             session,
@@ -86,7 +81,6 @@ class Audience:
             run.run_id,
             run.output,
             runs,
-            archive,
             cursors,
             is_new=is_new,
             packs=packs,
@@ -111,7 +105,7 @@ class Audience:
     def send_results(self, session: Session, run: Run) -> None:
         """Send the results that a run has."""
         if run.results:
-            session.send(finished=pb.Finished(run_id=run.run_id, results=list(run.results.values())))
+            _finish(session, run, list(run.results.values()))
 
     def rank_finished(self, run: Run, result: run_pb2.RankResult) -> None:
         """Send a rank's result soon, with those of others; all when it was the last."""
@@ -127,10 +121,13 @@ class Audience:
         if not results:
             return
         for session in self._interested(run.run_id):
-            if follower := session.followers.get(run.run_id):
-                follower.pump_ranks(results)
-                follower.finished = run.finished
-            session.send(finished=pb.Finished(run_id=run.run_id, results=results))
+            _finish(session, run, results)
+
+    def hurry(self, run_id: str) -> None:
+        """Who follows a run wants its end, and no more than that."""
+        for session in self._interested(run_id):
+            if follower := session.followers.get(run_id):
+                follower.hurry()
 
     # ---- the end ----
 
@@ -156,6 +153,14 @@ class Audience:
 
     def _interested(self, run_id: str) -> list[Session]:
         return [session for session in self._sessions if run_id in session.run_ids]
+
+
+def _finish(session: Session, run: Run, results: Sequence[run_pb2.RankResult]) -> None:
+    if follower := session.followers.get(run.run_id):
+        follower.finished = run.finished
+        follower.finish(results)
+    else:
+        session.send(finished=pb.Finished(run_id=run.run_id, results=results))
 
 
 def _note_caller(runs: Path, client: str, number: int) -> None:

@@ -44,15 +44,18 @@ class Below:
 
     Args:
         message: what the client, or the node above, has said.
+        world_size: of the mesh.
         open_session, opening, on_event, room: as of Branches.
 
     Attributes:
         ranks: this node's, and all below.
+        is_alone: no other node has ranks of the mesh: nothing waits for what others say.
     """
 
     def __init__(
         self,
         message: pb.Branches,
+        world_size: int,
         open_session: Callable[[Peer], Any],
         opening: pb.Open,
         on_event: Callable[[pb.SessionEvent], None],
@@ -76,6 +79,8 @@ class Below:
         )
         self._own_ranks = ranks_on(Ranges.of([self.node]), self._ranks_per_node)
         self.ranks = self._own_ranks | self._branches.ranks
+        self.is_alone = world_size == self._ranks_per_node
+        self._is_lowest = not message.nodes
         self._parts: dict[str, _Part] = {}
         self._looks: dict[str, Ranges] = {}
         self._least_gather_s = min(LONGEST_GATHER_OF_MANY_S, GATHER_PER_NODE_S * len(message.nodes))
@@ -129,9 +134,9 @@ class Below:
         self._branches.tell(pb.SessionRequest(cancel=cancel), cancel.nodes)
         return not cancel.nodes or self.node in cancel.nodes
 
-    def tell(self, **message: Any) -> None:
-        """Pass something on as it is."""
-        self._branches.tell(pb.SessionRequest(**message))
+    def end_calls(self, run_id: str) -> None:
+        """Pass on that a run of calls is over."""
+        self._branches.end_calls(run_id)
 
     def look(self, look: pb.Look) -> list[int]:
         """Pass on that somebody asks where ranks are; return which of them are this node's own."""
@@ -165,7 +170,7 @@ class Below:
     # ---- up ----
 
     def _expect(self, run_id: str, ranks: Ranges) -> None:
-        if run_id not in self._parts:
+        if run_id not in self._parts and not self.is_alone:
             self._parts[run_id] = _Part(ranks, asyncio.get_running_loop().time())
 
     def delay_s(self, event: pb.SessionEvent, *, urgent: bool = False) -> float:
@@ -179,14 +184,20 @@ class Below:
             told = event.queued if kind == "queued" else event.started
             if not told.nodes.bounds:
                 told.nodes.bounds.extend((self.node, self.node + 1))
-            return 0.0 if urgent else self._patience_s(told.run_id)
+        if urgent and (self.is_alone or kind in ("queued", "started")):
+            return 0.0
+        if self.is_alone or event.queued.HasField("earlier"):  # it has its number, by which people know it
+            return OUTPUT_S
+        if kind in ("queued", "started"):
+            return self._patience_s(told.run_id)
         if kind == "finished":
             return self._finished(event.finished)
         if kind == "seen":
             return LOOK_S if self._seen(event.seen) else 0.0
         if kind == "links" and event.links.down:  # who is about to submit a run wants to know it
             return 0.0
-        return OUTPUT_S if kind in ("output", "links") else 0.0
+        gathers = kind == "links" or (kind == "output" and not self._is_lowest)
+        return OUTPUT_S if gathers else 0.0
 
     def _seen(self, seen: pb.Seen) -> Ranges:
         """Some have said where they are; return those that have not."""

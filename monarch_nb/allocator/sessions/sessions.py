@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from monarch_nb.allocator.logs.archive import Archive
-from monarch_nb.allocator.logs.output import FLOOD_BYTES, WHOLE_BYTES, RankFiles
+from monarch_nb.allocator.logs.output import RankFiles
 from monarch_nb.allocator.logs.watch import DirectoryWatch
 from monarch_nb.allocator.sessions.below import OUTPUT_S, Below
 from monarch_nb.branches.alike import pack
@@ -44,11 +43,10 @@ class Session:
 
     Attributes:
         mailbox: where the client takes mail; "" when it takes none here.
-        most_unsent_bytes: so much may wait for it before output stays in its files.
     """
 
     def __init__(self, may_read: Callable[[str], bool] = lambda _: True) -> None:
-        self.may_read, self.mailbox, self.most_unsent_bytes = may_read, "", MAX_UNSENT_BYTES
+        self.may_read, self.mailbox = may_read, ""
         self._events: list[pb.SessionEvent] = []
         self._wake = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
@@ -61,11 +59,15 @@ class Session:
         """Runs of calls that this client has opened and not ended."""
         self.attached: set[str] = set()
         """Reservations that this client uses, by id."""
+        self.notebook = ""
+        """Path of the client's notebook, as it said with the last of these."""
         self.client_id = ""
         self.process: ProcessIdentity | None = None
         """The client's; None when it is not known."""
         self.below: Below | None = None
-        """Other nodes for which it is as well."""
+        """Of one that runs come through: the mesh, and the other nodes for which it is as well."""
+        self.whole: set[str] = set()
+        """Runs of which floods are sent, too."""
         self._has_room = asyncio.Event()
         self._has_room.set()
         self._flood_hold_s = self._flood_until_s = 0.0
@@ -75,10 +77,6 @@ class Session:
         """Queue an event; one that is not urgent may wait a little for others."""
         packed = pb.SessionEvent(**event)  # type: ignore[arg-type]
         self._add(packed, urgent=urgent)
-
-    def pass_on(self, event: pb.SessionEvent) -> None:
-        """Queue an event that another allocator has made, which has waited there."""
-        self._add(event, urgent=True)
 
     def _add(self, event: pb.SessionEvent, *, urgent: bool = False) -> None:
         delay_s = 0.0 if urgent else BATCH_S
@@ -101,26 +99,25 @@ class Session:
                 self._timer.cancel()
             self._timer = loop.call_later(delay_s, self._wake.set)
 
-    def stand_above(self, branches: pb.Branches, open_session: Callable[[Peer], Any]) -> None:
-        """Serve the client for other nodes as well, from now on; `open_session` opens one with a node, in its name."""
+    def stand_above(self, branches: pb.Branches, world_size: int, open_session: Callable[[Peer], Any]) -> None:
+        """Serve the client for other nodes as well, from now on.
+
+        Args:
+            world_size: of the mesh. open_session: opens one with a node, in the client's name.
+        """
         if self.below is not None:
             self.below.close()
         opening = pb.Open(protocol=PROTOCOL, client_id=self.client_id)
-        self.below = Below(branches, open_session, opening, self._add, self.room)
+        self.below = Below(branches, world_size, open_session, opening, self._add, self.room)
 
     async def room(self) -> None:
         """Wait until the client has read what is queued, if that is much."""
         await self._has_room.wait()
 
     @property
-    def unsent_bytes(self) -> int:
-        """How much waits for the client."""
-        return self._unsent_bytes
-
-    @property
     def is_behind(self) -> bool:
         """Whether the client does not read (it is stopped, or its network is slow): output stays in its files."""
-        return self._unsent_bytes > self.most_unsent_bytes
+        return self._unsent_bytes > MAX_UNSENT_BYTES
 
     async def batches(self) -> pb.SessionEvents | None:
         """Wait for the next batch of events; None when the session is closed."""
@@ -137,8 +134,8 @@ class Session:
             events = [event for event in events if not _may_wait(event)]
             self._unsent_bytes = sum(event.ByteSize() for event in self._events)
         self._has_room.set()
-        if self.below is not None:
-            events, flooding = fold(events)
+        if self.below is not None and not self.below.is_alone:
+            events, flooding = fold(events, self.whole)
             if self._is_flood_over:
                 self._flood_hold_s, self._is_flood_over = 0.0, False
             elif flooding:
@@ -185,6 +182,7 @@ class Session:
         """The run is known no longer."""
         self.unfollow(run_id)
         self.run_ids.discard(run_id)
+        self.whole.discard(run_id)
 
     def close(self) -> None:
         if self.below is not None:
@@ -204,14 +202,14 @@ def _may_wait(event: pb.SessionEvent) -> bool:
 
 
 class Follower:
-    """Sends a run's output to one session: at once when it was quiet, else at a bounded rate.
+    """Sends a run's output to one session: at once when it was quiet, else at a bounded rate. A rank's result follows.
 
     Args:
         cursors: where to begin, by rank; updated as output is sent.
-        output, runs, archive: number of the run's output, and where the mesh has them.
+        output, runs: number of the run's output, and where the mesh has them.
         is_new: the run has not begun, so there is nothing to read yet.
         packs: lines that differ only in numbers are packed: clients show them as one.
-        whole: floods are sent, too.
+        whole: floods are sent, too, in parts, as fast as the client reads them; meanwhile they are in their files.
     """
 
     def __init__(
@@ -221,7 +219,6 @@ class Follower:
         run_id: str,
         output: int,
         runs: Path,
-        archive: Archive,
         cursors: dict[int, run_pb2.Cursor],
         *,
         is_new: bool = False,
@@ -229,11 +226,11 @@ class Follower:
         whole: bool = False,
     ) -> None:
         self.session, self.run_id, self.cursors, self._packs = session, run_id, cursors, packs
-        self._most_bytes = WHOLE_BYTES if whole else FLOOD_BYTES
+        self._is_whole, self._results = whole, list[run_pb2.RankResult]()
         self.finished = False
         self.directory = runs / str(output)
         self._watch = watch
-        self._files = {rank: RankFiles(runs, output, rank, archive) for rank in cursors}
+        self._files = {rank: RankFiles(runs, output, rank) for rank in cursors}
         self._timer: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
         self._last_pump_s = 0.0
@@ -262,9 +259,12 @@ class Follower:
         if self.session.is_behind:
             self._timer = self._loop.call_later(FLOOD_INTERVAL_S, self.pump)
             return
-        self._send(self._files)
+        has_more = self._send(self._files)
         self._last_pump_s = self._loop.time()
-        if not watched and not self.finished:  # no directory (a full disk), or no watches left
+        self._send_results()
+        if has_more:
+            self._timer = self._loop.call_later(0, self.pump)
+        elif not watched and not self.finished:  # no directory (a full disk), or no watches left
             self._timer = self._loop.call_later(UNWATCHED_INTERVAL_S, self.pump)
 
     def _watch_for_more(self) -> bool:
@@ -276,11 +276,27 @@ class Follower:
             self._files.pop(rank, None)
             self.cursors.pop(rank, None)
 
-    def pump_ranks(self, results: Iterable[run_pb2.RankResult]) -> None:
-        """Send the rest of ranks that have finished, unless there is none."""
-        ranks = [result.rank for result in results if self._has_more(result.rank, result.end)]
-        if ranks:
-            self._send(ranks)
+    def finish(self, results: Iterable[run_pb2.RankResult]) -> None:
+        """Send the rest of ranks that have finished, and then their results."""
+        self._results += results
+        ranks = [result.rank for result in self._results if self._has_more(result.rank, result.end)]
+        if ranks and self._send(ranks) and self._timer is None:
+            self._timer = self._loop.call_later(0, self.pump)
+        self._send_results()
+
+    def hurry(self) -> None:
+        """The client waits for the end: what is left of ranks that have finished is told as of any flood."""
+        if self._results:
+            self._is_whole = False
+            self.finish(())
+
+    def _send_results(self) -> None:
+        waiting, self._results = self._results, []
+        over: list[run_pb2.RankResult] = []
+        for result in waiting:
+            (self._results if self._has_more(result.rank, result.end) else over).append(result)
+        if over:
+            self.session.send(finished=pb.Finished(run_id=self.run_id, results=over))
 
     def _has_more(self, rank: int, end: run_pb2.Cursor) -> bool:
         cursor = self.cursors.get(rank)
@@ -290,11 +306,14 @@ class Follower:
             or end.marks_bytes > cursor.marks_bytes
         )
 
-    def _send(self, ranks: Iterable[int]) -> None:
-        outputs = []
+    def _send(self, ranks: Iterable[int]) -> bool:
+        """Send what these ranks have written; return whether there may be more."""
+        outputs, has_more = [], False
         for rank in ranks:
             try:
-                output = self._files[rank].read_since(self.cursors[rank], self._most_bytes)
+                files, cursor = self._files[rank], self.cursors[rank]
+                output, more = files.read_part(cursor) if self._is_whole else (files.read_since(cursor), False)
+                has_more |= more
             except OSError as error:
                 output = pb.RankOutput(rank=rank, cursor=self._files[rank].end())
                 output.items.add(notice=f"the log can not be read: {error}")
@@ -311,9 +330,12 @@ class Follower:
                 outputs = pack(outputs)
         if outputs:
             self.session.send(output=pb.Output(run_id=self.run_id, ranks=outputs))
+        return has_more
 
     def close(self) -> None:
         self._closed = True
+        if self._results:
+            self.session.send(finished=pb.Finished(run_id=self.run_id, results=self._results))
         self._watch.disarm(self._on_change)
         if self._timer is not None:
             self._timer.cancel()

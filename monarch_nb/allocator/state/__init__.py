@@ -7,6 +7,4 @@ rights       what somebody may do with a reservation
 gpus         why a GPU is not free, in words
 limits       how long a reservation is held, and may be unused
 quotas       how much people and groups may hold of a pool; quotas_file reads what is written of that
-turns        the order of those who wait for slots
-ledger       who held how much for how long, going by the lines of the record
 """

@@ -121,5 +121,6 @@ def released(ended: pb.Ended) -> ReservationExpired | ReservationReleased:
     if ended.by:
         message = f"{how_it_ended(ended)}: %mesh reserve {ended.name} makes a new one"
         return ReservationReleased(message, ended.name, ended.by, ended.ended_at)
-    message = f"{how_it_ended(ended)}; %mesh reserve makes a new one"
+    logs = f"%mesh logs {ended.name} shows what it printed"
+    message = f"{how_it_ended(ended)}; %mesh reserve makes a new one, {logs}"
     return ReservationExpired(message, ended.name, ended.why, ended.ended_at)

@@ -1,7 +1,7 @@
-"""Limits of fairness: how much of a pool a person or a group may hold at a time, and for how many hours. Pure.
+"""Limits of fairness: how much of a pool a person or a group may hold at a time. Pure.
 
 A reservation counts with all nodes that it has or is about to have, whoever of them answers. What is held on several
-nodes is told by these: `pb.Held` for each part, `pb.Used` for each person.
+nodes is told by these: `pb.Held` for each part.
 """
 
 from __future__ import annotations
@@ -14,12 +14,9 @@ from fnmatch import fnmatchcase
 from monarch_nb.errors import LimitReached
 from monarch_nb.ground.rank_sets import counted
 from monarch_nb.proto import allocator_pb2 as pb
-from monarch_nb.times import duration
 
-KINDS = {"nodes": "node", "gpus": "GPU", "node-hours": "node-hour", "gpu-hours": "GPU-hour"}
+KINDS = {"nodes": "node", "gpus": "GPU"}
 """What can be limited, and what one of it is called."""
-WINDOW_S = 7 * 86400.0
-HOUR_S = 3600.0
 
 GroupsOf = Callable[[str], Collection[str]]
 """Returns the groups of a person that have limits."""
@@ -53,14 +50,12 @@ class Quotas:
     """The limits of a pool.
 
     Attributes:
-        window_s: hours count over so long a time until now.
         contact: who can raise limits; may be empty.
         nodes: where the pool's nodes are, in words of `monarch-nb pool add`.
     """
 
     people: tuple[Entry, ...] = ()
     groups: tuple[Entry, ...] = ()
-    window_s: float = WINDOW_S
     contact: str = ""
     nodes: tuple[str, ...] = ()
 
@@ -92,19 +87,17 @@ class Reserved:
     """A reservation, put together from its parts.
 
     Attributes:
-        gpus: on each node. ends_at: the latest of its parts; 0: when it is released.
+        gpus: on each node.
     """
 
     owner: str
     name: str
     nodes: int
     gpus: int
-    ends_at: float
 
-    def amount(self, kind: str, now: float) -> float:
-        """Return how much it holds, or how many hours it may go on to hold that."""
-        slots = self.nodes * (self.gpus if kind.startswith("gpu") else 1)
-        return slots * max(0.0, self.ends_at - now) / HOUR_S if kind.endswith("-hours") else float(slots)
+    def amount(self, kind: str) -> int:
+        """Return how much it holds."""
+        return self.nodes * (self.gpus if kind == "gpus" else 1)
 
 
 def put_together(parts: Iterable[pb.Held]) -> dict[str, Reserved]:
@@ -124,39 +117,27 @@ def _reserved(parts: list[pb.Held]) -> Reserved:
         parts[0].name,
         max(nodes, *(part.nodes for part in parts), 1),
         max(part.gpus for part in parts),
-        0.0 if any(not part.ends_at for part in parts) else max(part.ends_at for part in parts),
     )
 
 
 @dataclass
 class Holdings:
-    """What people hold of a pool, and have held in the time for which hours count.
-
-    Attributes:
-        used: seconds, by person and kind ("node-hours", "gpu-hours").
-    """
+    """What people hold of a pool: reservations, by id."""
 
     reserved: dict[str, Reserved] = field(default_factory=dict)
-    used: Counter[tuple[str, str]] = field(default_factory=Counter)
 
     @classmethod
     def told(cls, replies: Iterable[pb.UsageReply]) -> Holdings:
         """Put together what nodes tell."""
-        told = list(replies)
-        used: Counter[tuple[str, str]] = Counter()
-        for each in (each for reply in told for each in reply.used):
-            used[each.owner, "node-hours"] += each.node_s  # type: ignore[assignment]
-            used[each.owner, "gpu-hours"] += each.gpu_s  # type: ignore[assignment]
-        return cls(put_together(part for reply in told for part in reply.held), used)
+        return cls(put_together(part for reply in replies for part in reply.held))
 
-    def amount(self, kind: str, people: Collection[str], now: float) -> float:
+    def amount(self, kind: str, people: Collection[str]) -> int:
         """Return what some people have together."""
-        held = sum(each.amount(kind, now) for each in self.reserved.values() if each.owner in people)
-        return held + sum(self.used[person, kind] for person in people) / HOUR_S
+        return sum(each.amount(kind) for each in self.reserved.values() if each.owner in people)
 
     @property
     def people(self) -> set[str]:
-        return {each.owner for each in self.reserved.values()} | {person for person, _ in self.used}
+        return {each.owner for each in self.reserved.values()}
 
 
 @dataclass(frozen=True)
@@ -174,13 +155,11 @@ class Excess:
     most: float
     entry: str
     people: Collection[str]
-    has: float
-    wants: float
+    has: int
+    wants: int
 
 
-def check(
-    quotas: Quotas, holdings: Holdings, reservation_id: str, groups_of: GroupsOf, now: float, file: str, node: str
-) -> None:
+def check(quotas: Quotas, holdings: Holdings, reservation_id: str, groups_of: GroupsOf, file: str, node: str) -> None:
     """Let a reservation that is among those held stay, or raise.
 
     Args:
@@ -193,32 +172,23 @@ def check(
     for who, is_group in [(asked.owner, False), *((group, True) for group in sorted(groups_of(asked.owner)))]:
         people = [one for one in holdings.people if who in groups_of(one)] if is_group else [who]
         for kind, (most, entry) in quotas.limits_of(who, is_group=is_group).items():
-            wants, total = asked.amount(kind, now), holdings.amount(kind, people, now)
-            goes_on = kind.endswith("-hours") and not asked.ends_at and (asked.gpus > 0 or kind == "node-hours")
-            if goes_on or (wants and total > most):
+            wants, total = asked.amount(kind), holdings.amount(kind, people)
+            if wants and total > most:
                 excess = Excess(who, is_group, kind, most, entry, people, total - wants, wants)
                 who_can = f"{quotas.contact or 'whoever runs the allocators'} can raise the limit, in {file} on {node}"
-                why = _explained(excess, quotas, holdings, asked, now)
-                raise LimitReached(f"{why}; {who_can}", who, kind, most, excess.has)
+                raise LimitReached(f"{_explained(excess, holdings, asked)}; {who_can}", who, kind, most, excess.has)
 
 
-def _explained(excess: Excess, quotas: Quotas, holdings: Holdings, asked: Reserved, now: float) -> str:
-    kind, is_hours = excess.kind, excess.kind.endswith("-hours")
+def _explained(excess: Excess, holdings: Holdings, asked: Reserved) -> str:
+    kind = excess.kind
     whose = f"the group {excess.who}" if excess.is_group else excess.who
-    window = f" in {duration(quotas.window_s)}" if is_hours else ""
     of_entry = "" if excess.entry == excess.who else f', as the limit of "{excess.entry}" says'
-    limit = f"{whose} may have {amount_of(kind, excess.most)}{window} at most{of_entry}"
-    if is_hours and not asked.ends_at:
-        left = amount_of(kind, max(0.0, excess.most - excess.has))
-        return f"{limit}, of which it has {left} left: say how long {asked.name} is to be held, as in --time 4h"
+    limit = f"{whose} may have {amount_of(kind, excess.most)} at most{of_entry}"
     wants = f"{asked.name} takes {amount_of(kind, excess.wants)}"
-    if is_hours:
-        has = f"has used {amount_of(kind, excess.has)}, with those that are promised to what it holds"
-        return f"{limit}, {has}, and {wants}: ask for less, or for a shorter --time"
     held = [
-        f"{one.name}{f' ({one.owner})' if excess.is_group else ''} {amount_of(kind, one.amount(kind, now))}"
+        f"{one.name}{f' ({one.owner})' if excess.is_group else ''} {amount_of(kind, one.amount(kind))}"
         for one in holdings.reserved.values()
-        if one is not asked and one.owner in excess.people and one.amount(kind, now)
+        if one is not asked and one.owner in excess.people and one.amount(kind)
     ]
     if not held:
         return f"{limit}, and {wants}: ask for less"
@@ -227,16 +197,11 @@ def _explained(excess: Excess, quotas: Quotas, holdings: Holdings, asked: Reserv
 
 
 def amount_of(kind: str, amount: float) -> str:
-    """Return "8 GPUs" or "2.5 node-hours"."""
-    rounded = round(amount, 1)
-    if rounded == int(rounded):
-        return counted(int(rounded), KINDS[kind])
-    return f"{rounded:,} {KINDS[kind]}s"
+    """Return "8 GPUs" or "1 node"."""
+    return counted(int(amount), KINDS[kind])
 
 
-def standings(
-    quotas: Quotas, holdings: Holdings, groups_of: GroupsOf, now: float, people: Iterable[str] = ()
-) -> list[pb.Standing]:
+def standings(quotas: Quotas, holdings: Holdings, groups_of: GroupsOf, people: Iterable[str] = ()) -> list[pb.Standing]:
     """Return how near people and groups are to their limits.
 
     Args:
@@ -248,9 +213,6 @@ def standings(
     for who, is_group in [*((one, False) for one in sorted(known)), *((one, True) for one in quotas.group_names)]:
         members = [one for one in known if who in groups_of(one)] if is_group else [who]
         for kind, (most, entry) in quotas.limits_of(who, is_group=is_group).items():
-            has = holdings.amount(kind, members, now)
-            window_s = quotas.window_s if kind.endswith("-hours") else 0.0
-            found.append(
-                pb.Standing(who=who, is_group=is_group, kind=kind, most=most, held=has, entry=entry, window_s=window_s)
-            )
+            has = holdings.amount(kind, members)
+            found.append(pb.Standing(who=who, is_group=is_group, kind=kind, most=most, held=has, entry=entry))
     return found

@@ -6,15 +6,13 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from monarch_nb.allocator.state.quotas import KINDS, WINDOW_S, Entry, Quotas
-from monarch_nb.errors import MonarchNbError
-from monarch_nb.times import seconds_of
+from monarch_nb.allocator.state.quotas import KINDS, Entry, Quotas
 from monarch_nb.toml_lines import Problems, parse_toml
 
 NO_LIMIT = "none"
 """As a limit: what another entry says of it does not hold here."""
 _NAME = re.compile(r"[A-Za-z0-9_.@+*-]{1,64}")
-_TOP = ("window", "contact", "nodes", "people", "groups")
+_TOP = ("contact", "nodes", "people", "groups")
 
 
 def read_quotas(text: str) -> tuple[Quotas, list[str]]:
@@ -41,7 +39,6 @@ class _Reader:
         return Quotas(
             people=self._entries(content, "people"),
             groups=self._entries(content, "groups"),
-            window_s=self._window(content.get("window")),
             contact=self._text(content.get("contact", "")),
             nodes=self._words(("nodes",), content.get("nodes", [])),
         )
@@ -77,17 +74,6 @@ class _Reader:
             else:
                 most[key] = float(value)
         return Entry(name, most, members)
-
-    def _window(self, told: Any) -> float:
-        if told is None:
-            return WINDOW_S
-        try:
-            if not isinstance(told, str):
-                raise ValueError
-            return seconds_of(told, "window")
-        except (MonarchNbError, ValueError):
-            self._wrong(("window",), f'window is a time such as "7d" or "24h", not {told!r}')
-            return WINDOW_S
 
     def _text(self, told: Any) -> str:
         if isinstance(told, str):

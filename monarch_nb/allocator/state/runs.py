@@ -9,7 +9,7 @@ them.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -21,6 +21,8 @@ MAX_FINISHED_RUNS = 200
 MAX_DROPPED_EARLY = 200
 MAX_MESSAGE_CHARACTERS = 300
 """Of what a run raised, as status tells it."""
+_FAILED = (run_pb2.OUTCOME_ERROR, run_pb2.OUTCOME_DIED)
+_STOPPED = (run_pb2.OUTCOME_INTERRUPTED, run_pb2.OUTCOME_CANCELLED)
 FAILURE_CHARACTERS = 500
 """Of a failure's message, where its traceback is not asked for."""
 
@@ -218,7 +220,7 @@ class Mesh:
         for run in self.queue:
             if run.is_calls:
                 continue
-            waits = waits or self._gap(run)  # what is missing comes before every newer run, on ranks unknown
+            waits = waits or self.lacks_earlier(run)  # what is missing comes before every newer run, on ranks unknown
             for rank in run.ranks:
                 if rank in run.results or ((rank, run.is_script) in blocked and not run.is_beside):
                     continue
@@ -239,10 +241,18 @@ class Mesh:
             return slot.ready and not slot.running
         return run.is_beside or all(other in self.runs and self.runs[other].is_beside for other in slot.scripts)
 
-    def _gap(self, run: Run) -> bool:
-        """True when a run that must come first has not reached this node."""
+    def lacks_earlier(self, run: Run) -> bool:
+        """Whether a run that must come first has not reached this node."""
         after = run.submit.after
         return after > self.forgotten and after not in self.numbers
+
+    def proceed(self, run_id: str) -> list[Effect]:
+        """Let a run, and those before it, begin although a run before them has not come."""
+        if run := self.runs.get(run_id):
+            for queued in self.queue:
+                if queued.number <= run.number:
+                    queued.submit.after = 0
+        return self.advance()
 
     def finish(self, run: Run, result: run_pb2.RankResult) -> list[Effect]:
         """A rank has a result, whatever it is."""
@@ -322,6 +332,36 @@ def failed_results(run: Run, *, with_tracebacks: bool = False) -> Iterator[run_p
                 failure.traceback = ""
                 failure.message = failure.message[:FAILURE_CHARACTERS]
             yield run_pb2.RankResult(rank=result.rank, outcome=result.outcome, failure=failure, death=result.death)
+
+
+def run_status(mesh: Mesh, run: Run, now_s: float, failures: Iterable[run_pb2.RankResult] = ()) -> pb.RunStatus:
+    """Return what clients are told of a run. `now_s`: since the epoch."""
+    failed = {rank for rank, result in run.results.items() if result.outcome in _FAILED}
+    stopped = {rank for rank, result in run.results.items() if result.outcome in _STOPPED}
+    if run.finished:
+        running_s = max((result.duration_s for result in run.results.values()), default=0.0)
+    else:
+        running_s = now_s - run.started_at if run.started_at else 0.0
+    return pb.RunStatus(
+        failures=failures,
+        run_id=run.run_id,
+        number=run.number,
+        title=run.submit.title,
+        ranks=run.submit.ranks,
+        all_ranks=mesh.all_ranks(run.submit),
+        finished=sorted(run.results),
+        failed=sorted(failed),
+        stopped=sorted(stopped),
+        running=sorted(run.started - run.results.keys()),
+        running_s=running_s,
+        collected=run.collected,
+        submitted_at=run.submitted_at,
+        cell_number=run.cell_number,
+        notebook=run.submit.notebook,
+        script=run.is_script,
+        calls=run.is_calls,
+        owner=run.submit.owner,
+    )
 
 
 def name_of(run: Run, beside: Run) -> str:

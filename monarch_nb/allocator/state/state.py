@@ -14,6 +14,7 @@ from monarch_nb.allocator.state.gpus import why_not_free
 from monarch_nb.allocator.state.limits import Limits, released
 from monarch_nb.allocator.state.runs import Effect, Mesh, RankSlot, Run, failure_of, name_of
 from monarch_nb.errors import (
+    ATTACH_USES_IT,
     CapacityError,
     MeshNotFound,
     ReservationConflict,
@@ -23,7 +24,6 @@ from monarch_nb.errors import (
 from monarch_nb.ground.rank_sets import name_ranks
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import files_pb2, run_pb2
-from monarch_nb.spreading import spread
 
 MAX_ENDED = 50
 MAX_GIVEN_BACK = 1000
@@ -39,7 +39,6 @@ class Lease:
         nodes: all of the reservation, by node rank, when it is confirmed.
         revision: of these: one higher each time that they change.
         shares: what its owner has granted (pb.Right), by name; RIGHT_UNSPECIFIED: has granted, and ended.
-        account: of a gateway: as which its ranks run; "" before its room knows it.
     """
 
     request: pb.ReserveRequest
@@ -50,7 +49,6 @@ class Lease:
     files: files_pb2.ReservationFiles = field(default_factory=files_pb2.ReservationFiles)
     shares: dict[str, pb.Right.ValueType] = field(default_factory=dict)
     revision: int = 0
-    account: str = ""
 
     def has_node(self, address: str) -> bool:
         """Whether a node is one of the reservation's: not, when another one has its place."""
@@ -79,11 +77,10 @@ class NodeState:
     Args:
         procs: CPU slots of the node.
         gpus: indices of its GPUs.
-        is_room: a gateway says which GPUs a lease has, and knows what was given back.
     """
 
-    def __init__(self, procs: int, gpus: Iterable[int] = (), *, is_room: bool = False) -> None:
-        self.procs, self._is_room = procs, is_room
+    def __init__(self, procs: int, gpus: Iterable[int] = ()) -> None:
+        self.procs = procs
         self.gpus = list(gpus)
         self.gpu_troubles: dict[int, str] = {}
         """Why GPUs can not be used: they are not leased."""
@@ -146,16 +143,15 @@ class NodeState:
             raise UsageError("ask for --procs N (CPU ranks) or --gpus N, per node, not both")
         for lease in self.leases.values():
             if (lease.request.name, lease.request.owner) == (request.name, request.owner):
-                raise ReservationConflict(f"the name {request.name!r} is already held; release it or choose another")
+                ways = f"{ATTACH_USES_IT.format(request.name)}; or release it first, or choose another name"
+                raise ReservationConflict(f"{request.name!r} is already held: {ways}")
         if request.procs > self.procs_free:
             why = self._shortage(request.procs, self.procs_free, self.procs, "procs")
             raise CapacityError(why, waiting_helps=request.procs <= self.procs)
         gpus = [*self.gpus_free, *(self.gpus_busy if request.force_busy else ())]
-        if request.gpus > len(gpus) and not self._is_room:
+        if request.gpus > len(gpus):
             why = self._shortage(request.gpus, len(gpus), len(self.gpus), "gpus")
             raise CapacityError(why, waiting_helps=request.gpus <= len(self.gpus) - len(self.gpu_troubles))
-        if self._is_room:
-            gpus = list(request.gpu_indices)
         lease = Lease(request, sorted(gpus[: request.gpus]), limits=Limits(request.time_s, request.idle_s))
         self.leases[request.reservation_id] = lease
         return lease
@@ -214,9 +210,6 @@ class NodeState:
         lease.nodes, lease.revision = list(request.nodes), request.revision
         lease.request.nodes, number = len(lease.nodes), lease.number_of(here)
         lease.request.node_rank = lease.request.node_rank if number is None else number
-        if mesh := self.meshes.get(request.resized):
-            spread(mesh.spec, len(lease.nodes))
-            mesh.earlier = pb.EarlierRuns()
         if not lease.confirmed:
             lease.confirmed, lease.files = True, request.files
             lease.shares.update(request.shares)
@@ -227,9 +220,13 @@ class NodeState:
         """Return a lease, or raise ReservationNotFound, ReservationReleased or ReservationExpired."""
         if lease := self.leases.get(reservation_id):
             return lease
+        raise self.gone(reservation_id)
+
+    def gone(self, reservation_id: str) -> ReservationNotFound:
+        """Return the error for whoever asks for what is held no longer, or is just being released."""
         if ended := self.ended.get(reservation_id):
-            raise released(ended)
-        raise ReservationNotFound("the reservation is not held here (released, or never confirmed); reserve again")
+            return released(ended)
+        return ReservationNotFound("the reservation is not held here (released, or never confirmed); reserve again")
 
     def share(self, request: pb.ShareRequest) -> None:
         """Let somebody else see or use a reservation, or no longer.
@@ -256,7 +253,7 @@ class NodeState:
         Args:
             lease_id: of one that may not have come yet; "": any.
         """
-        if self.leases.pop(reservation_id, None) is None and not self._is_room:  # its gateway knows what comes late
+        if self.leases.pop(reservation_id, None) is None:
             self._given_back[reservation_id, lease_id] = None
             while len(self._given_back) > MAX_GIVEN_BACK:
                 del self._given_back[next(iter(self._given_back))]
@@ -360,7 +357,7 @@ class NodeState:
         one had no time to write it down.
 
         Returns:
-            What the client needs to submit it to the other nodes, and the effects.
+            What the client is told, and the effects.
 
         Raises:
             MeshNotFound: no such mesh.
@@ -414,15 +411,6 @@ class NodeState:
             return False
         run.is_told_to_wait = False
         return True
-
-    def proceed(self, mesh_id: str, run_id: str) -> list[Effect]:
-        """Let a run, and those before it, begin although a run before them never arrived (its client died half-way)."""
-        mesh = self.mesh(mesh_id)
-        if run := mesh.runs.get(run_id):
-            for queued in mesh.queue:
-                if queued.number <= run.number:
-                    queued.submit.after = 0
-        return mesh.advance()
 
     def result(self, mesh_id: str, result: run_pb2.RankResult) -> list[Effect]:
         """A rank's live process finished a run."""
@@ -478,9 +466,9 @@ class NodeState:
         slot.death, slot.ready, slot.running = death, False, ""
         return [*mesh.bury(), *mesh.advance()]
 
-    def rank_restarting(self, mesh_id: str, rank: int, why: str = "") -> list[Effect]:
+    def rank_restarting(self, mesh_id: str, rank: int) -> list[Effect]:
         """A rank is about to be replaced: what it runs or has queued ends."""
-        effects = self.rank_died(mesh_id, rank, run_pb2.Death(likely_cause=why or config.RESTARTED))
+        effects = self.rank_died(mesh_id, rank, run_pb2.Death(likely_cause=config.RESTARTED))
         self.mesh(mesh_id).ranks[rank].death = None
         return effects
 

@@ -7,6 +7,5 @@ supervisor     starts, adopts, watches and ends ranks and stores
 process_watch  learns of the end of a process
 links          the connections to them
 mail_link      the connection on which a rank's mail travels
-cgroups        where a reservation's processes are limited, and ended
 processes      who they are, how they ended, and how to end them with all that they started
 """

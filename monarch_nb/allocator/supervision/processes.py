@@ -205,20 +205,18 @@ def explain_death(
     oom_kills_before: int,
     stderr_tail: list[str],
     stderr: Sequence[str] = (),
-    limit: str = "",
 ) -> run_pb2.Death:
     """Say how a process ended and the likely cause; an unknown status is called unknown.
 
     Args:
         stderr_tail: what is shown of its last words. stderr: the last lines that it wrote.
-        limit: what to say when its cgroup's limit has killed processes; else empty.
     """
     death = run_pb2.Death(pid=pid, stderr_tail=stderr_tail)
     if wait_status is None:
         death.likely_cause = "exit status unknown: the processes that watched it were gone too"
     elif os.WIFSIGNALED(wait_status):
         death.signal = os.WTERMSIG(wait_status)
-        cause = _explain_signal(death.signal, killed_by_us, oom_kills() > oom_kills_before, limit)
+        cause = _explain_signal(death.signal, killed_by_us, oom_kills() > oom_kills_before)
         death.likely_cause = _explain_mismatch(death.signal, stderr) or cause
     else:
         death.exit_code = os.WEXITSTATUS(wait_status)
@@ -273,11 +271,9 @@ def _explain_mismatch(number: int, stderr: Sequence[str]) -> str:
     )
 
 
-def _explain_signal(number: int, killed_by_us: bool, out_of_memory: bool, limit: str) -> str:
+def _explain_signal(number: int, killed_by_us: bool, out_of_memory: bool) -> str:
     if killed_by_us:
         return "killed because it did not stop when asked"
-    if number == signal.SIGKILL and limit:
-        return limit
     if number == signal.SIGKILL and out_of_memory:
         return "out of memory: killed by the kernel's OOM killer; use a smaller batch, model or fewer ranks per node"
     return likely_cause(number)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from monarch_nb.allocator.supervision import cgroups, processes
+from monarch_nb.allocator.supervision import processes
 from monarch_nb.allocator.supervision.links import RankLink, TemplateLink
 from monarch_nb.allocator.supervision.process_watch import ProcessWatch
 from monarch_nb.allocator.supervision.templates import EXIT_STATUS_WAIT_S, Templates
@@ -22,7 +22,6 @@ from monarch_nb.config import NodePaths, cadence, patience
 from monarch_nb.errors import SpawnError
 from monarch_nb.proto import run_pb2, state_pb2
 from monarch_nb.proto import worker_pb2 as wire
-from monarch_nb.warden.groups import memory_deaths
 
 _log = logging.getLogger(__name__)
 
@@ -54,7 +53,6 @@ class RankProcess:
     link: RankLink
     watch: ProcessWatch
     oom_kills_before: int
-    limit_kills_before: int = 0
     killed_by_us: bool = False
     interrupted_at: float | None = None
     ending: asyncio.Task[None] | None = None
@@ -191,9 +189,7 @@ class Supervisor:
             self._on_store_lost(mesh_id, lost)
 
         link = RankLink(path, on_result, on_hello, on_mail, on_store_lost)
-        limit_kills_before = memory_deaths(Path(record.cgroup)) if record.cgroup else 0
-        watch = ProcessWatch(pid)
-        rank = RankProcess(mesh_id, record.rank, record, link, watch, oom_kills_before, limit_kills_before)
+        rank = RankProcess(mesh_id, record.rank, record, link, ProcessWatch(pid), oom_kills_before)
         return rank
 
     async def adopt_rank(self, record: state_pb2.RankRecord) -> None:
@@ -320,7 +316,6 @@ class Supervisor:
             status,
             killed_by_us=rank.killed_by_us,
             oom_kills_before=rank.oom_kills_before,
-            limit=cgroups.memory_cause(rank.record.cgroup, rank.limit_kills_before),
             stderr=stderr,
             stderr_tail=processes.last_words(stderr, self.stacks(rank), STDERR_TAIL_LINES),
         )

@@ -11,11 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from monarch_nb.cli.pools import fairness, users
-from monarch_nb.cli.tables import print_table
-from monarch_nb.client.pools.answering.silence import why_silent
-from monarch_nb.client.pools.namesakes import same_node
-from monarch_nb.client.pools.namesakes import warning as namesakes_warning
+from monarch_nb.cli.pools import fairness
+from monarch_nb.cli.saying import print_table
 from monarch_nb.config import DEFAULT_PORT, default_pool, patience
 from monarch_nb.errors import MonarchNbError, NodeUnreachable, PoolError, TrustError
 from monarch_nb.ground.account import own_name
@@ -37,7 +34,6 @@ from monarch_nb.trust.pools import (
     read_all_hosts,
     read_hosts,
 )
-from monarch_nb.warden.command import USERS
 
 if TYPE_CHECKING:
     from monarch_nb.config import TrustPaths
@@ -62,8 +58,7 @@ examples:
   monarch-nb pool list lab                      its nodes, whether they answer, its certificates
   monarch-nb pool invite lab --user alice       a file for alice, who runs: monarch-nb pool join FILE
   monarch-nb pool revoke lab alice              alice is out
-  monarch-nb pool limits lab                    who may have how much of it, and has how much
-  monarch-nb pool usage lab --since 30d         who has held how many hours, and how many of them idle"""
+  monarch-nb pool limits lab                    who may have how much of it, and has how much"""
 
 
 def add_commands(parser: argparse.ArgumentParser) -> None:
@@ -83,7 +78,7 @@ def add_commands(parser: argparse.ArgumentParser) -> None:
             allow_abbrev=False,
         )
         added.set_defaults(handler=run, parser=added)
-        if name not in ("list", "join", "init", "limits", "usage", "users"):
+        if name not in ("list", "join", "init", "limits"):
             added.add_argument("name", metavar="NAME", help="the pool")
         return added
 
@@ -130,18 +125,7 @@ def add_commands(parser: argparse.ArgumentParser) -> None:
     )
     revoke.add_argument("who", metavar="WHO", help="a name, for all their certificates, or the start of a fingerprint")
 
-    renew = command(
-        "renew",
-        _renew,
-        "make your certificate and the nodes' anew, before they expire",
-        "renew lab",
-        "renew lab --authority",
-    )
-    authority = renew.add_mutually_exclusive_group()
-    anew = "make a new authority, too; the old one stays trusted, so nothing stops"
-    authority.add_argument("--authority", action="store_true", help=anew)
-    forget = "trust only the newest authority: certificates of older ones end"
-    authority.add_argument("--forget-old", action="store_true", help=forget)
+    command("renew", _renew, "make your certificate and the nodes' anew, before they expire", "renew lab")
 
     which = f"the pool (default: {default_pool()})"
     limits = command(
@@ -154,29 +138,6 @@ def add_commands(parser: argparse.ArgumentParser) -> None:
     limits.add_argument("name", nargs="?", metavar="POOL", help=which)
     limits.add_argument("--file", metavar="FILE", type=Path, help="only check this file, which nodes need not have yet")
     limits.add_argument("--json", action="store_true", help="for programs")
-
-    usage = command(
-        "usage",
-        fairness.usage,
-        "show who has held how much of a pool, and how much of that nobody used",
-        "usage lab --since 30d",
-        "usage lab --json",
-    )
-    usage.add_argument("name", nargs="?", metavar="POOL", help=which)
-    usage.add_argument("--since", metavar="TIME", default="30d", help="as in 12h, 90d (default: %(default)s)")
-    usage.add_argument("--json", action="store_true", help="for programs")
-
-    accounts = command(
-        "users",
-        users.users,
-        "check whose account each person is, where nodes run people as themselves",
-        "users",
-        "users alice bob",
-        "users --file users.toml alice",
-    )
-    accounts.add_argument("people", nargs="*", metavar="WHO", help="names in certificates")
-    accounts.add_argument("--file", metavar="FILE", type=Path, help=f"check this file (default: {USERS})")
-    accounts.add_argument("--json", action="store_true", help="for programs")
 
 
 def _add_ssh_options(init: argparse.ArgumentParser) -> None:
@@ -309,7 +270,7 @@ def _check_unheld(options: argparse.Namespace) -> None:
     if holders:
         release = f"monarch-nb release {min(holders.values())} --pool {options.name}"
         raise PoolError(
-            f"you hold {', '.join(sorted(holders))}: release that first ({release}), or replace the node (%mesh "
+            f"you hold {', '.join(sorted(holders))}: release that first ({release}), or replace the node (monarch-nb "
             "replace --node NAME); --force forgets it all the same, and its ranks go on"
         )
 
@@ -343,8 +304,6 @@ def _invite(options: argparse.Namespace) -> int:
     if earlier:
         count = counted(len(earlier), "certificate")
         print(f"{options.user} has {count} besides: monarch-nb pool revoke {options.name} FINGERPRINT ends one")
-    if refused := users.without_account(options.user):
-        print(f"this computer runs people as themselves, and {options.user} can not reserve it: {refused}")
     return 0
 
 
@@ -396,26 +355,17 @@ def _revoke(options: argparse.Namespace) -> int:
 
 
 def _renew(options: argparse.Namespace) -> int:
-    identity = membership.renew_pool(options.name, authority=options.authority, forget_old=options.forget_old)
+    identity = membership.renew_pool(options.name)
     paths = paths_of(options.name)
     print(f"your certificate and the nodes' are valid until {time_of_day(identity.expires_at)}")
     if identity.expires_at == Authority.load(options.name, paths).expires_at:
-        print(f"the authority itself ends then: monarch-nb pool renew {options.name} --authority makes another")
+        print("the authority itself ends then: make another pool before that, and invite people to it")
     print(
         f"allocators that read this directory take the new one at once; for hosts with another home directory:\n"
         f"  scp -p {paths.node} HOST:{options.name}-node.pem"
     )
     if read_hosts(paths).ssh:
         print(f"monarch-nb pool init {options.name} --ssh brings it to hosts that were made with --ssh")
-    if options.authority:
-        print(
-            f"older certificates stay valid, too. When all hosts and users have new ones, run:\n"
-            f"  monarch-nb pool renew {options.name} --forget-old"
-        )
-    if options.forget_old:
-        print(
-            f"users whom you invited before need another invitation: monarch-nb pool invite {options.name} --user ..."
-        )
     return 0
 
 
@@ -450,6 +400,8 @@ def _row(pool: str) -> Sequence[str]:
 
 def _show(pool: str) -> int:
     """Print a pool; return 1 when a node does not answer, or a certificate in use does not count or soon will not."""
+    from monarch_nb.client.pools.answering import warning as namesakes_warning
+
     paths = paths_of(pool)
     me = membership.own_facts(paths)
     print(f"you are {me.name} ({me.role}) in the pool {pool}; its certificates lie in {paths.directory}")
@@ -492,6 +444,8 @@ def _to_renew(nodes: Sequence[str], paths: TrustPaths) -> str:
 
 def _answers(pool: str) -> tuple[list[tuple[str, str, str]], str]:
     """Ask every node; return rows of its name, address and state, and why nodes can not be asked, if that is so."""
+    from monarch_nb.client.pools.answering import same_node
+
     try:
         nodes = provisioner("hosts").nodes(pool=pool)
     except MonarchNbError as error:
@@ -508,6 +462,7 @@ def _answers(pool: str) -> tuple[list[tuple[str, str, str]], str]:
 
 def _answer(node: Node, pool: str, host: SshHost | None) -> tuple[tuple[str, str, str], str]:
     """Return the row of a node, and its token when it answers."""
+    from monarch_nb.client.pools.answering import why_silent
     from monarch_nb.provision.daemons import describe
 
     address = f"{host.address}{' (through ssh)' if host.tunnel else ''}" if host else node.address

@@ -13,9 +13,10 @@ from monarch_nb.config import patience
 from monarch_nb.errors import NodeUnreachable, PoolError, UsageError
 from monarch_nb.ground.rank_sets import counted
 from monarch_nb.provision.daemons import describe
-from monarch_nb.provision.remote.names import checked_hosts
+from monarch_nb.provision.remote.command import checked_hosts
 from monarch_nb.provision.remote.preparing import Prepared, Wanted, end, prepare
 from monarch_nb.provision.remote.tunnels import address_of, forget
+from monarch_nb.provision.ssh import check_directory
 from monarch_nb.trust.identity import load_identity
 from monarch_nb.trust.pools import Hosts, SshHost, change_hosts, paths_of, read_hosts
 from monarch_nb.trust.private_files import read_private
@@ -33,8 +34,7 @@ def set_up(pool: str, options: argparse.Namespace) -> int:
     hosts = checked_hosts(options.ssh or [host.destination for host in known.ssh])
     if not hosts:
         raise UsageError(f"which hosts? monarch-nb pool init {pool} --ssh host1 host2")
-    if options.directory and not options.directory.startswith("/"):
-        raise UsageError(f"--directory {options.directory}: write the whole path, as it is on the hosts")
+    check_directory(options.directory)
     flags = ("--pool", pool, "--port", str(options.port))
     wanted = Wanted(
         pool,

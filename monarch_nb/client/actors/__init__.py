@@ -1,10 +1,6 @@
 """Actors, as a notebook or a script calls them. Top to bottom:
 
-runtime      what the engine of actors has around it in this process
-holding      the reservations and meshes that this process uses
-calls        in whose name actors are called: a cell's, or the script's
-behind       what a call that waits for long waits behind
-questions    what ranks ask of those who wait for calls
-printing     what actors print, in a script
-labelled     what Monarch's own actors print: lines of nodes, shown as lines of actors
+runtime  what the engine of actors has around it in this process: meshes, where they are shown
+calls    in whose name actors are called: a cell's, or the script's; what they print and ask there
+behind   what a call that waits for long waits behind
 """

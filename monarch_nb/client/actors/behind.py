@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from weakref import WeakSet
 
-from monarch_nb.actor.bootstrap import sets_up
 from monarch_nb.actor.engine.outside import CallState
+from monarch_nb.actor.hosts import sets_up
 from monarch_nb.client.connections.events import Notice
 from monarch_nb.client.meshes.mesh import Mesh
-from monarch_nb.client.pools.facts.actor_infos import ActorInfo
+from monarch_nb.client.pools.actor_infos import ActorInfo
 from monarch_nb.client.runs.calls_run import CallsRun
 from monarch_nb.config import cadence, patience
 from monarch_nb.errors import MonarchNbError

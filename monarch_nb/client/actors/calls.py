@@ -4,28 +4,115 @@ interrupts what was called in their name."""
 from __future__ import annotations
 
 import contextlib
+import re
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from monarch_nb.actor.engine.outside import CallState, Runs
+from monarch_nb.actor.engine.outside import CallState, Runs, Tag
 from monarch_nb.client import presenting
 from monarch_nb.client.actors.behind import Behind
-from monarch_nb.client.actors.labelled import Labelled
-from monarch_nb.client.actors.questions import Questions
 from monarch_nb.client.connections.bridge import background_loop, call, post
 from monarch_nb.client.connections.connection import GAP_S
-from monarch_nb.client.connections.events import Event, Finished, Stopped
+from monarch_nb.client.connections.events import Event, Finished, Stopped, Stream, Text
 from monarch_nb.client.debug.answering import Answering, Screen
-from monarch_nb.client.meshes.mesh import Mesh
 from monarch_nb.client.runs.calls_run import CallsRun
+from monarch_nb.client.runs.results import policy
 from monarch_nb.client.runs.run import Listener
-from monarch_nb.client.runs.stops import policy
 from monarch_nb.config import MAIN_MESH, MONARCH_MESH, cadence, gap, patience
 from monarch_nb.errors import MonarchNbError
+
+if TYPE_CHECKING:
+    from monarch_nb.client.actors.runtime import Holdings
+
+
+class Questions:
+    """Questions, answered one after the other by those who wait. From any thread."""
+
+    def __init__(self) -> None:
+        self._asked: deque[Callable[[], None]] = deque()
+        self._wakes: list[Callable[[], object]] = []
+        self._lock, self._answering = threading.Lock(), threading.Lock()
+
+    def ask(self, question: Callable[[], None]) -> None:
+        """Have `question` called by somebody who waits, now or later; once, if it is asked again before."""
+        with self._lock:
+            if question not in self._asked:
+                self._asked.append(question)
+            wakes = self._wakes.copy()
+        for wake in wakes:
+            wake()
+
+    def attend(self, wake: Callable[[], object]) -> None:
+        """As the engine's Questions."""
+        with self._lock:
+            self._wakes.append(wake)
+            is_due = bool(self._asked) and not self._answering.locked()
+        if is_due:
+            wake()
+
+    def leave(self, wake: Callable[[], object]) -> None:
+        """As the engine's Questions."""
+        with self._lock:
+            self._wakes.remove(wake)
+
+    def answer(self) -> None:
+        """As the engine's Questions: who is at it already answers the others as well."""
+        while self._asked and self._answering.acquire(blocking=False):
+            try:
+                if self._asked:  # nobody else takes one now
+                    self._asked.popleft()()
+            finally:
+                self._answering.release()
+
+
+_LABEL = re.compile(r"\[(?P<name>[^\[\]\n]+) (?P<rank>\d+)/(?P<count>\d+)\] ")
+OTHERS = "monarch"
+"""Names the view of what no actor has printed."""
+
+
+class Labelled:
+    """Shows the lines of actors.
+
+    Args:
+        view: returns what is told the events of some ranks of a name.
+    """
+
+    def __init__(self, view: Callable[[Iterable[int], str], Listener]) -> None:
+        self._view = view
+        self._views: dict[tuple[str, int], Listener] = {}
+        self._begun: dict[tuple[int, Stream], str] = {}
+
+    def on_event(self, event: Event) -> None:
+        """Take in an event of the run on the nodes."""
+        if isinstance(event, Text):
+            key = event.rank, event.stream
+            whole, newline, self._begun[key] = (self._begun.get(key, "") + event.text).rpartition("\n")
+            if newline:
+                for line in whole.split("\n"):
+                    self._show(event.rank, event.stream, line)
+            return
+        for view in self._views.values() or [self._view_of(OTHERS, 1)]:
+            view(event)
+
+    def _show(self, node: int, stream: Stream, line: str) -> None:
+        label = _LABEL.match(line)
+        if label is None:
+            self._view_of(OTHERS, node + 1)(Text(node, stream, f"{line}\n"))
+            return
+        rank, count = int(label["rank"]), int(label["count"])
+        self._view_of(label["name"], count)(Text(rank, stream, f"{line[label.end() :]}\n"))
+
+    def _view_of(self, name: str, count: int) -> Listener:
+        key = (name, 0 if name == OTHERS else count)
+        view = self._views.get(key)
+        if view is None:
+            view = self._views[key] = self._view(range(count), "main" if name == OTHERS else name)
+        return view
+
 
 LOOK_S = cadence(0.5)
 """So often it is looked whether calls were answered."""
@@ -56,17 +143,7 @@ class Audience(Protocol):
         """Tell people something."""
 
 
-class Meshes(Protocol):
-    """Finds meshes."""
-
-    def mesh(self, mesh_id: str) -> Mesh | None:
-        """Return a mesh by its id; None when it can not be found."""
-
-    def in_reach(self, mesh_ids: Collection[str]) -> frozenset[str]:
-        """Return these meshes, and those that their actors may know."""
-
-
-class CallsTag:
+class CallsTag(Tag):
     """What `Outside.tag` returns.
 
     Attributes:
@@ -75,7 +152,7 @@ class CallsTag:
 
     def __init__(self, runs: Mapping[str, CallsRun], caller: Caller) -> None:
         at_breakpoints = policy(None)
-        self.runs: Runs = {mesh_id: (run.id, run.number, at_breakpoints) for mesh_id, run in runs.items() if run.number}
+        super().__init__({mesh: (run.id, run.number, at_breakpoints) for mesh, run in runs.items() if run.number})
         self._caller = caller
 
     def left(self) -> None:
@@ -111,7 +188,7 @@ class Caller:
         run_ids: of all its runs, also those that have ended.
     """
 
-    def __init__(self, meshes: Meshes, audience: Audience, questions: Questions, cell_number: int = 0) -> None:
+    def __init__(self, meshes: Holdings, audience: Audience, questions: Questions, cell_number: int = 0) -> None:
         self.audience, self._questions = audience, questions
         self._meshes, self._cell_number = meshes, cell_number
         self._turn = threading.Lock()  # of who opens runs, and waits for the background loop meanwhile
@@ -261,7 +338,7 @@ class Callers:
         questions: what ranks ask of them.
     """
 
-    def __init__(self, meshes: Meshes, audience: Audience, calls: Callable[[], list[CallState]]) -> None:
+    def __init__(self, meshes: Holdings, audience: Audience, calls: Callable[[], list[CallState]]) -> None:
         self._meshes, self._calls = meshes, calls
         self.questions = Questions()
         self._script = self._current = Caller(meshes, audience, self.questions)

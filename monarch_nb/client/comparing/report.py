@@ -1,12 +1,128 @@
-"""What is said of a comparison: a sentence, a row for each difference, and what was left out. Pure."""
+"""What differs between ranks; what is said of it: a sentence, a row for each difference, what is left out. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
-from monarch_nb.client.comparing.comparison import Compared, Difference, Version
 from monarch_nb.ground.rank_sets import counted, name_ranks
+from monarch_nb.worker.comparing import Leaf
+
+
+@dataclass(frozen=True)
+class Version:
+    """What some ranks have under a name.
+
+    Attributes:
+        ranks: those that have it, in order.
+        facts: what it is: "[512, 512] float32 cpu", or the type of a plain value.
+        contents: the digest of a tensor; the text of a plain value.
+        distance: of a tensor, the greatest difference from the most common version, and where it is; "" while unknown.
+        nan, inf: how many elements of a tensor are not finite.
+    """
+
+    ranks: tuple[int, ...]
+    facts: str
+    contents: str
+    distance: str = ""
+    nan: int = 0
+    inf: int = 0
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A name under which ranks do not all have the same.
+
+    Attributes:
+        path: the name; empty for the value itself.
+        is_tensor: whether it is a tensor, or a plain value.
+        versions: the most common one first; of equally common ones that of the first rank.
+        missing: ranks that have nothing under this name.
+    """
+
+    path: str
+    is_tensor: bool
+    versions: tuple[Version, ...]
+    missing: tuple[int, ...] = ()
+
+    def with_versions(self, versions: Iterable[Version]) -> Difference:
+        """Return it with more known of its versions."""
+        return replace(self, versions=tuple(versions))
+
+
+@dataclass(frozen=True)
+class Compared:
+    """What was found out about some ranks that are meant to be equal.
+
+    Attributes:
+        ranks: those that were compared with each other.
+        tensors, values: how many names there are, of tensors and of plain values.
+        differences: the names under which ranks differ, in the order of the value.
+        alone: how many tensors each rank has a part of its own of, so that there was nothing to compare.
+    """
+
+    ranks: tuple[int, ...]
+    tensors: int
+    values: int
+    differences: tuple[Difference, ...]
+    alone: int = 0
+
+
+def compared(told: Mapping[tuple[int, ...], Sequence[Leaf]]) -> Compared:
+    """Compare what ranks have.
+
+    Args:
+        told: the parts of the value on ranks, by the ranks that have exactly these.
+
+    Example:
+        >>> same, other = [Leaf("lr", "float", "0.1")], [Leaf("lr", "float", "0.2")]
+        >>> [version.ranks for version in compared({(0, 2): same, (1,): other}).differences[0].versions]
+        [(0, 2), (1,)]
+    """
+    everybody = tuple(sorted(rank for ranks in told for rank in ranks))
+    named = _by_name(told)
+    found = (_difference(path, part, versions, everybody) for (path, part), versions in named.items())
+    differences = [difference for difference in found if difference is not None]
+    paths = {path: versions for (path, _), versions in named.items()}
+    is_tensor = {path: any(leaf.is_tensor for leaf in versions) for path, versions in paths.items()}
+    partners: dict[str, list[int]] = {}
+    for (path, part), versions in named.items():
+        if part:
+            partners.setdefault(path, []).append(sum(map(len, versions.values())))
+    return Compared(
+        everybody,
+        tensors=sum(is_tensor.values()),
+        values=len(paths) - sum(is_tensor.values()),
+        differences=tuple(differences),
+        alone=sum(max(counts) == 1 for counts in partners.values()),
+    )
+
+
+_Versions = dict[Leaf, list[int]]
+
+
+def _by_name(told: Mapping[tuple[int, ...], Sequence[Leaf]]) -> dict[tuple[str, str], _Versions]:
+    """Return which ranks have which version, by name and part, in the order of the value."""
+    named: dict[tuple[str, str], _Versions] = {}
+    for ranks, leaves in sorted(told.items()):
+        for leaf in leaves:
+            named.setdefault((leaf.path, leaf.part), {}).setdefault(leaf, []).extend(ranks)
+    return named
+
+
+def _difference(path: str, part: str, versions: _Versions, everybody: Sequence[int]) -> Difference | None:
+    having = {rank for ranks in versions.values() for rank in ranks}
+    missing = () if part else tuple(rank for rank in everybody if rank not in having)
+    if len(versions) == 1 and not missing:
+        return None
+    ordered = sorted(versions.items(), key=lambda each: (-len(each[1]), min(each[1])))
+    return Difference(
+        path,
+        any(leaf.is_tensor for leaf in versions),
+        tuple(Version(tuple(sorted(ranks)), leaf.facts, leaf.contents) for leaf, ranks in ordered),
+        missing,
+    )
+
 
 MOST_ROWS = 20
 """A report shows so many differences; `differences` has all."""
@@ -24,6 +140,8 @@ class DiffReport:
         expression: what was compared.
         groups: what was found in each group of ranks that are meant to be equal. Without `over` there is one.
         left_out: how many parts of the value were not compared, because it has too many.
+        late: of environments, by rank, the variables that were set after a rank had read them.
+        reserving: with `late`, the line that reserves the same ranks, but for its flags.
         of_digests: what the values are, where ranks told digests of them: "random state". These are not shown.
 
     Example:
@@ -36,6 +154,8 @@ class DiffReport:
     groups: tuple[Compared, ...]
     left_out: int = 0
     of_digests: str = ""
+    late: Mapping[int, Sequence[str]] = field(default_factory=dict)
+    reserving: str = ""
 
     @property
     def differences(self) -> list[Difference]:
@@ -91,7 +211,22 @@ class DiffReport:
             notes.append(f"{counted(alone, 'tensor')} in shards: each rank has its own, there is nothing to compare")
         if self.left_out:
             notes.append(f"{self.left_out:,} parts more were not compared: name a part, as in {self.expression}['a']")
-        return notes
+        return notes + late_notes(self.late, self.reserving)
+
+
+def late_notes(late: Mapping[int, Sequence[str]], reserving: str) -> list[str]:
+    """Return a sentence for each group of ranks that have set the same variables too late. Arguments as `DiffReport`
+    has them."""
+    groups: dict[tuple[str, ...], list[int]] = {}
+    for rank, names in late.items():
+        groups.setdefault(tuple(names), []).append(rank)
+    return [
+        f"{name_ranks(ranks)}: {', '.join(names)} changed too late to count, after Python or a module had "
+        f"read {'it' if len(names) == 1 else 'them'}: "
+        f"{reserving} {' '.join(f'--env {name}=…' for name in names)} --replace (variables of the ranks are lost)"
+        for names, ranks in groups.items()
+        if names
+    ]
 
 
 def _named(groups: Sequence[Compared]) -> str:
@@ -169,8 +304,7 @@ def _other(version: Version, difference: Difference, *, same_kind: bool) -> str:
     if not (difference.is_tensor and same_kind):
         return f"{ranks}: {_value(version, difference)}"
     verb = "differs" if len(version.ranks) == 1 else "differ"
-    said = ", from ".join(filter(None, (version.distance, version.since)))
-    return f"{ranks} {verb}{f': {said}' if said else ''}{_not_finite(version)}"
+    return f"{ranks} {verb}{f': {version.distance}' if version.distance else ''}{_not_finite(version)}"
 
 
 def _value(version: Version, difference: Difference) -> str:

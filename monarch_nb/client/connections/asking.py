@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from monarch_nb.client.connections.connection import Connection
 from monarch_nb.config import patience
-from monarch_nb.errors import NodeUnreachable
+from monarch_nb.errors import NodeUnreachable, ReservationNotFound
 from monarch_nb.ground.rank_sets import listed
 
 STRAGGLER_S = patience(5.0)
@@ -69,8 +69,10 @@ async def all_or_none(method: str, requests: Mapping[Connection, tuple[Sequence[
         raise
     if failed:
         error = next(iter(failed.values()))
-        if unsure := await _take_back(method, requests):
-            names, one = listed([node.name for node in unsure]), next(iter(unsure))
+        taken_back = await _take_back(method, requests)
+        # What was released meanwhile is so on no node: nothing has to be taken back there.
+        if unsure := [node for node, why in taken_back.items() if not isinstance(why, ReservationNotFound)]:
+            names, one = listed([node.name for node in unsure]), unsure[0]
             way_on = f"it was taken back, which {names} did not confirm: say it again when all nodes answer"
             raise NodeUnreachable(f"{error}; {way_on}", one.name) from error
         raise error

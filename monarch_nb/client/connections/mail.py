@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from monarch_nb.actor.engine.delivery import Receiver, deliver, map_and_remove
+from monarch_nb.actor.engine.process import Process, deliver, map_and_remove
 from monarch_nb.client.connections.bridge import background_loop, post
 from monarch_nb.config import INLINE_VALUE_BYTES, gap, patience
 from monarch_nb.errors import MonarchNbError
@@ -79,7 +79,7 @@ class ConnectionMail:
 
     def __init__(self, node: Node, request: Callable[[pb.SessionRequest], None]) -> None:
         self._node, self._request = node, request
-        self._receiver: Receiver | None = None
+        self._receiver: Process | None = None
         self._directory: Path | None = None
         self._lock = threading.Lock()
         self._queue: deque[_Waiting] = deque()
@@ -96,7 +96,7 @@ class ConnectionMail:
         self._arrived: deque[Envelope] = deque()
         self._fetching: asyncio.Task[None] | None = None
 
-    def open(self, receiver: Receiver) -> None:
+    def open(self, receiver: Process) -> None:
         """Take mail from now on. On the background loop, which calls the receiver."""
         if self._receiver is None:
             self._receiver = receiver
@@ -320,7 +320,7 @@ class ConnectionMail:
             except Exception:  # noqa: BLE001 (whatever goes wrong with one message, the others must arrive)
                 _log.exception("a message from %s is lost", envelope.sender.process)
 
-    async def _fetch(self, envelope: Envelope, receiver: Receiver) -> None:
+    async def _fetch(self, envelope: Envelope, receiver: Process) -> None:
         try:
             content = bytearray(await self._node.read_blob("", envelope.blob))
             deliver(envelope, receiver, memoryview(content))

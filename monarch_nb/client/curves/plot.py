@@ -1,20 +1,252 @@
-"""Curves as an object: a picture for files, characters for terminals, text for everything else."""
+"""Curves of the numbers of runs: read while these go on, a picture for files, characters for terminals, text else."""
 
 from __future__ import annotations
 
+import asyncio
+import math
 import os
 import shutil
 import sys
+import time
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from monarch_nb.client.connections.bridge import call
-from monarch_nb.client.curves.characters import WIDTH, characters
-from monarch_nb.client.curves.drawing import Drawing, noted
-from monarch_nb.client.curves.svg import svg
-from monarch_nb.client.curves.words import RunPictures, text
-from monarch_nb.config import patience
-from monarch_nb.errors import MonarchNbError
+from monarch_nb.client.curves.pictures import COLOURS, COLUMNS, characters, svg
+from monarch_nb.client.curves.words import RunPictures, is_there, resolved, text, x_name
+from monarch_nb.client.logs.metrics import RunMetrics
+from monarch_nb.config import cadence, patience
+from monarch_nb.errors import MonarchNbError, NodeUnreachable, UsageError
+from monarch_nb.ground.rank_sets import counted, listed
+from monarch_nb.lines.pictures import Picture
+
+
+def curves_json(runs: Sequence[RunPictures]) -> dict[str, Any]:
+    """Return curves as the browser takes them."""
+    names = list(dict.fromkeys(picture.name for run in runs for picture in run.pictures))
+    return {
+        "runs": [
+            {"title": run.title, "colour": COLOURS[index % len(COLOURS)], "notes": list(run.notes)}
+            for index, run in enumerate(runs)
+        ],
+        "charts": [_chart(name, runs) for name in names],
+    }
+
+
+def _chart(name: str, runs: Sequence[RunPictures]) -> dict[str, Any]:
+    drawn = [(index, picture) for index, run in enumerate(runs) for picture in run.pictures if picture.name == name]
+    first = drawn[0][1]
+    return {
+        "name": name,
+        "unit": first.unit,
+        "x": x_name(first.x),
+        "lines": [_line(index, picture) for index, picture in drawn],
+    }
+
+
+def _line(run: int, picture: Picture) -> dict[str, Any]:
+    band = [(part or (math.nan,) * 3) for part in picture.band]
+    xs = [x for x, _, _ in band]
+    for place, x in enumerate(xs):  # a gap lies beside what is before it
+        if x != x:
+            xs[place] = math.nextafter(xs[place - 1], math.inf)
+    return {
+        "run": run,
+        "xs": list(picture.xs),
+        "ys": list(picture.ys),
+        "band": [xs, [_or_none(low) for _, low, _ in band], [_or_none(high) for _, _, high in band]],
+        "marks": [[x, what] for x, what in picture.marks],
+    }
+
+
+def _or_none(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+FIRST_S = cadence(0.7)
+"""So long the first picture is read for."""
+_CATCH_UP_S = cadence(0.5)
+_LIVE_BUDGET_S = cadence(0.2)
+_LIVE_INTERVAL_S = cadence(1.0)
+"""A node that writes all the time is asked so seldom that reading costs little."""
+MAX_NAMES, MAX_RUNS = 12, 6
+_LOOKED_AT_RUNS = 20
+"""Where no run is named, so many of the newest are looked at for numbers."""
+
+
+class Drawing:
+    """Some names' curves of some runs. Its coroutines run on the background loop.
+
+    Args:
+        runs: what reads them. titles: what they are called.
+        names: whose numbers; x: against what, empty for the step of a line.
+
+    Attributes:
+        version: rises whenever there is something new to draw or to say.
+    """
+
+    def __init__(self, runs: Sequence[RunMetrics], titles: Mapping[int, str], names: Sequence[str], x: str) -> None:
+        if len(names) > MAX_NAMES or len(runs) > MAX_RUNS:
+            raise UsageError(f"at most {MAX_NAMES} names of {MAX_RUNS} runs are drawn at once")
+        self._runs, self._titles, self._wanted, self._x_wanted = runs, titles, tuple(dict.fromkeys(names)), x
+        self._names: dict[int, list[str]] = {}
+        """By run, those that are meant, as far as it has them."""
+        self._x: dict[int, str] = {}
+        self._missing: dict[int, list[str]] = {}
+        """By run, those that it may still print."""
+        self._never: dict[int, list[str]] = {}
+        self._over: set[int] = set()
+        self._trouble: dict[int, str] = {}
+        self.version = 0
+        self._reading = asyncio.Lock()
+
+    @property
+    def runs(self) -> Sequence[RunMetrics]:
+        """What reads the numbers of each run."""
+        return self._runs
+
+    @property
+    def is_over(self) -> bool:
+        """Whether everything is read that will ever be written."""
+        return len(self._over) == len(self._runs)
+
+    async def begin(self) -> list[RunPictures]:
+        """Read for less than a second; return what there is to draw.
+
+        Raises:
+            UsageError: no line of the runs has one of the names, and none will; the message has the nearest ones.
+            NodeUnreachable: no node answers.
+        """
+        await asyncio.gather(*(self._find_names(run) for run in self._runs))
+        await asyncio.gather(*(self._read(run, FIRST_S) for run in self._runs))
+        return self.drawn()
+
+    async def changes(self) -> AsyncGenerator[list[RunPictures], None]:
+        """Yield what there is to draw whenever there is more, about once a second, until everything is read."""
+        while not self.is_over:
+            began_s, version = time.monotonic(), self.version
+            await self.advance()
+            if self.version != version or self.is_over:
+                yield self.drawn()
+            await asyncio.sleep(max(0.0, self.rest_s - (time.monotonic() - began_s)))
+
+    async def advance(self) -> None:
+        """Read on for less than a second."""
+        async with self._reading:
+            before = self._state()
+            budget_s = _CATCH_UP_S if self.is_behind else _LIVE_BUDGET_S
+            going_on = (run for run in self._runs if run.number not in self._over)
+            await asyncio.gather(*(self._go_on(run, budget_s) for run in going_on))
+            self.version += self._state() != before
+
+    async def catch_up(self) -> None:
+        """Read until all is read that was printed; return at once where a node does not answer."""
+        while self.is_behind and not self._trouble:
+            await self.advance()
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether there is more to read of what was printed."""
+        return any(run.share_read < 1.0 for run in self._runs if run.number not in self._over)
+
+    @property
+    def rest_s(self) -> float:
+        """How long to wait from one look to the next."""
+        if self._trouble:
+            return cadence(3.0)
+        return 0.0 if self.is_behind else _LIVE_INTERVAL_S
+
+    def _state(self) -> object:
+        return [
+            (run.share_read, run.ranks_read, run.read_bytes, self._trouble.get(run.number), run.number in self._over)
+            for run in self._runs
+        ]
+
+    async def _go_on(self, run: RunMetrics, budget_s: float) -> None:
+        try:
+            if self._missing.get(run.number):
+                await self._find_names(run)
+            await self._read(run, budget_s)
+            self._trouble.pop(run.number, None)
+        except NodeUnreachable as error:
+            self._trouble[run.number] = str(error)
+        except UsageError as error:  # it has ended without them
+            self._over.add(run.number)
+            self._trouble[run.number] = str(error)
+
+    async def _find_names(self, run: RunMetrics) -> None:
+        found = await run.names(cadence(0.3))
+        present, missing = [], []
+        for name in (*self._wanted, *([self._x_wanted] if self._x_wanted else [])):
+            try:
+                present += resolved([name], found, run.number)
+            except UsageError:
+                if found.finished and found.is_all and len(self._runs) == 1:
+                    raise
+                missing.append(name)
+        if self._x_wanted and self._x_wanted not in missing:
+            self._x[run.number] = present.pop()
+        self._names[run.number] = [] if self._x_wanted in missing else present
+        self._missing[run.number] = [] if found.finished and found.is_all else missing
+        self._never[run.number] = missing
+
+    async def _read(self, run: RunMetrics, budget_s: float) -> None:
+        names = self._names[run.number]
+        if await run.read(names, self._x.get(run.number, ""), budget_s):
+            self._over.add(run.number)
+
+    def drawn(self) -> list[RunPictures]:
+        """Return what there is to draw, and what there is to say of it."""
+        return [
+            RunPictures(self._titles[run.number], run.pictures(self._names.get(run.number, [])), self._notes(run))
+            for run in self._runs
+        ]
+
+    def _notes(self, run: RunMetrics) -> list[str]:
+        notes = []
+        if missing := self._never.get(run.number):
+            notes.append(f"no line has {' or '.join(missing)}{' so far' if self._missing[run.number] else ''}")
+        if run.share_read < 1.0:
+            read = f"{run.ranks_read} of {counted(len(run.ranks), 'rank')}"
+            notes.append(f"{run.share_read:.0%} of what was printed is read, {read} to the end")
+        if run.silent:
+            notes.append(f"{listed(run.silent)} {'does' if len(run.silent) == 1 else 'do'} not answer")
+        if trouble := self._trouble.get(run.number):
+            notes.append(trouble)
+        return notes
+
+
+async def newest_with(names: Sequence[str], newest_first: Iterable[RunMetrics]) -> RunMetrics:
+    """Return the newest run that has all of these names. Where none has all it is the newest that has most of them, and
+    where none has any the newest that has numbers at all. Old runs are not looked at."""
+    runs = [*islice(newest_first, _LOOKED_AT_RUNS)]
+    best, most = runs[0], -1
+    for run in runs:
+        found = await run.names(cadence(0.4))
+        known = [metric.name for metric in found.metrics if names or metric.count > 1]
+        there = sum(is_there(name, known) for name in names)
+        if known and there > most:
+            best, most = run, there
+        if known and there == len(names):
+            break
+    return best
+
+
+async def follow(drawing: Drawing, draw: Callable[[list[RunPictures]], None]) -> None:
+    """Have a drawing drawn whenever there is more of it, until its runs are over or their mesh is gone."""
+    try:
+        async for runs in drawing.changes():
+            draw(runs)
+    except MonarchNbError as error:  # the mesh was released: the picture stays
+        draw(noted(drawing.drawn(), str(error)))
+
+
+def noted(runs: Sequence[RunPictures], note: str) -> list[RunPictures]:
+    """Return what there is to draw, with more to say of it."""
+    return [RunPictures(run.title, run.pictures, [*run.notes, note]) for run in runs]
+
 
 MAX_WIDTH = 120
 """Of a picture with characters, however wide a terminal is."""
@@ -82,5 +314,5 @@ class Plot:
 
 def drawn_for_terminal(plot: Plot) -> str:
     """Return a plot drawn with characters, as wide as the terminal, in colours where there is one."""
-    columns = shutil.get_terminal_size((WIDTH, 0)).columns
+    columns = shutil.get_terminal_size((COLUMNS, 0)).columns
     return characters(plot.drawn(), width=min(columns, MAX_WIDTH), colours=sys.stdout.isatty())

@@ -1,22 +1,25 @@
-"""Ranks that have stopped at breakpoints: who waits for them opens the prompt."""
+"""Ranks that have stopped at breakpoints: who waits for them opens the prompt, here or in a terminal."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import builtins
+import contextlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from monarch_nb.client.connections.bridge import post
 from monarch_nb.client.connections.events import Notice
-from monarch_nb.client.debug.console import Left
+from monarch_nb.client.debug.console import PROMPT, Console, Left, completions
 from monarch_nb.client.debug.debugger import Debugger
-from monarch_nb.client.runs.stops import can_answer, choice
+from monarch_nb.client.runs.results import can_answer, choice
 from monarch_nb.config import cadence
 from monarch_nb.ground.interrupting import at_prompt, kernel_ends
+from monarch_nb.ground.printing import put
 from monarch_nb.ground.rank_sets import name_ranks
 
 if TYPE_CHECKING:
-    from monarch_nb.client.runs.needs import HeldMesh
+    from monarch_nb.client.meshes.mesh import Mesh
     from monarch_nb.client.runs.run import Run
     from monarch_nb.config import OnBreakpoint
 
@@ -37,7 +40,7 @@ class Screen:
             and {them}.
     """
 
-    prompt: Callable[[HeldMesh], Left]
+    prompt: Callable[[Mesh], Left]
     say: Callable[[str], None]
     stays: str
 
@@ -99,7 +102,9 @@ class Answering:
         stops = self._debugger.continue_all(self._run.id)
         places = ", ".join(sorted({stop.place for stop in stops}))
         if places:
-            text = f"breakpoint() at {places} passed: nobody can answer here"
+            text = (
+                f"breakpoint() at {places} was passed: nobody can answer here (--on-breakpoint stop makes ranks wait)"
+            )
             post(self._run.emit, Notice(text, key="passed"))
 
     def _leave(self) -> None:
@@ -110,3 +115,54 @@ class Answering:
             stay, them = ("stays where it is", "it") if len(ranks) == 1 else ("stay where they are", "them")
             way_back = self._screen.stays.format(name=self._run.mesh.reservation.name, them=them)
             self._screen.say(f"{name_ranks(ranks)} {stay}, and {way_back}")
+
+
+def prompt(mesh: Mesh) -> Left:
+    """Open the debugger's prompt, with a history and Tab where there is readline."""
+    debugger = Debugger(mesh)
+    with _lines_read(debugger) as read:
+        return Console(debugger, read, say).run()
+
+
+@contextlib.contextmanager
+def _lines_read(debugger: Debugger) -> Iterator[Callable[[str], str]]:
+    """Give the block what reads a line; Tab completes words at the debugger's own prompt."""
+    try:
+        import readline
+    except ImportError:
+        yield builtins.input
+        return
+
+    found: list[str] = []
+
+    def complete(word: str, number: int) -> str | None:
+        if number == 0:
+            before = readline.get_line_buffer()[: readline.get_begidx()]
+            found[:] = [f"{each} " for each in completions(before, debugger.stops()) if each.startswith(word)]
+        return found[number] if number < len(found) else None
+
+    def read(prompt: str) -> str:
+        readline.set_completer(complete if prompt == PROMPT else None)
+        return builtins.input(prompt)
+
+    known = readline.get_completer()
+    is_libedit = "libedit" in (readline.__doc__ or "")
+    readline.parse_and_bind("bind ^I rl_complete" if is_libedit else "tab: complete")
+    try:
+        yield read
+    finally:
+        readline.set_completer(known)
+
+
+def say(text: str) -> None:
+    """Print a line; it may end with a newline already."""
+    put(text if text.endswith("\n") else f"{text}\n")
+
+
+SCREEN = Screen(
+    prompt,
+    say,
+    "this program waits for {them}: monarch-nb debug {name} in another terminal opens the debugger again; Ctrl-C "
+    "interrupts {them}",
+)
+"""The terminal of a program that waits."""

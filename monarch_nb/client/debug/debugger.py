@@ -1,21 +1,158 @@
-"""Asks and tells the ranks of a mesh that have stopped."""
+"""Where ranks of a mesh have stopped; asks and tells them."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from monarch_nb.client.connections.bridge import call
-from monarch_nb.client.debug.stops import StopInfo, actor_of, stop_info
 from monarch_nb.config import cadence, patience
 from monarch_nb.errors import UsageError
-from monarch_nb.ground.rank_sets import format_ranks
+from monarch_nb.ground.rank_sets import format_ranks, listed, name_ranks
+from monarch_nb.proto import run_pb2
 from monarch_nb.proto.run_pb2 import DebugAnswer, DebugCommand
 from monarch_nb.shape import parse_targets
 
 if TYPE_CHECKING:
-    from monarch_nb.client.runs.needs import HeldMesh
+    from monarch_nb.client.meshes.mesh import Mesh
+
+HEADERS = ("Actor Name", "Rank", "Coords", "Hostname", "Function", "Line No.")
+
+
+@dataclass(frozen=True)
+class StopInfo:
+    """A thread of a rank that has stopped.
+
+    Attributes:
+        number: of the stop on its rank.
+        actor: whose endpoint it executes; "cell" in a cell or a script.
+        rank, coordinates, host: where.
+        function, file, line_number, line: where in the code.
+        run_id: of what it executes.
+        post_mortem: it has stopped after an exception.
+        executes: it executes a line that its pdb was told, and will stop again.
+    """
+
+    number: int
+    actor: str
+    rank: int
+    coordinates: Mapping[str, int]
+    host: str
+    function: str
+    file: str
+    line_number: int
+    line: str
+    run_id: str
+    post_mortem: bool = False
+    executes: bool = False
+
+    @property
+    def place(self) -> str:
+        """Its line: "train.py:41"."""
+        return f"{self.file}:{self.line_number}"
+
+
+def stop_info(rank: int, coordinates: Mapping[str, int], host: str, stop: run_pb2.Stop) -> StopInfo:
+    """Return what is known of a stop of a rank."""
+    return StopInfo(
+        number=stop.stop,
+        actor=stop.actor,
+        rank=rank,
+        coordinates=dict(coordinates),
+        host=host,
+        function=stop.function,
+        file=stop.file,
+        line_number=stop.line_number,
+        line=stop.line,
+        run_id=stop.run_id,
+        post_mortem=stop.post_mortem,
+        executes=stop.executes,
+    )
+
+
+def stops_rows(stops: Iterable[StopInfo]) -> list[list[str]]:
+    """Return the rows of the table, below HEADERS."""
+    return [
+        [
+            stop.actor,
+            str(stop.rank),
+            str(dict(stop.coordinates)),
+            stop.host,
+            f"{stop.function}{' (error)' if stop.post_mortem else ''}{' (running)' if stop.executes else ''}",
+            str(stop.line_number),
+        ]
+        for stop in stops
+    ]
+
+
+def stops_table(stops: Iterable[StopInfo]) -> str:
+    """Return the table that `list` prints, as Monarch's looks."""
+    rows = stops_rows(stops)
+    widths = [max(len(row[column]) for row in (HEADERS, *rows)) for column in range(len(HEADERS))]
+    numeric = (False, True, False, False, False, True)
+
+    def drawn(cells: Sequence[str]) -> str:
+        padded = (
+            cell.rjust(width) if right else cell.ljust(width)
+            for cell, width, right in zip(cells, widths, numeric, strict=True)
+        )
+        return "".join(f"| {cell} " for cell in padded) + "|"
+
+    def rule(mark: str) -> str:
+        return "".join(f"+{mark * (width + 2)}" for width in widths) + "+"
+
+    lines = [rule("-"), drawn(HEADERS), rule("=")]
+    for row in rows:
+        lines += [drawn(row), rule("-")]
+    return "\n".join(lines if rows else [*lines, rule("-")])
+
+
+def actor_of(stops: Iterable[StopInfo], name: str, typed: tuple[str, str]) -> str:
+    """Return the actor that is meant: `name`, or if that was left out, the only one that has stopped.
+
+    Args:
+        typed: what stands before and after the name in the line that was typed.
+
+    Raises:
+        UsageError: it has not stopped, or several have and none was named.
+
+    Example:
+        >>> actor_of([], "", ("attach", "2"))
+        Traceback (most recent call last):
+        monarch_nb.errors.UsageError: no rank has stopped
+    """
+    names = sorted({stop.actor for stop in stops})
+    if not names:
+        raise UsageError("no rank has stopped")
+    if name and name not in names:
+        raise UsageError(f"No debug sessions for actor {name}; stopped are {listed(names)}")
+    if not name and len(names) > 1:
+        before, after = typed
+        raise UsageError(f"stopped are {listed(names)}: name one, as in {before} {names[0]} {after}")
+    return name or names[0]
+
+
+def folded(answers: Mapping[int, str]) -> str:
+    """Return what ranks have answered, equal answers once, each behind its ranks.
+
+    Example:
+        >>> print(folded({0: "x = 1", 1: "x = 1", 2: "a\\nb"}))
+        [0-1] x = 1
+        [2]
+        a
+        b
+    """
+    groups: dict[str, list[int]] = {}
+    for rank in sorted(answers):
+        groups.setdefault(answers[rank].rstrip("\n"), []).append(rank)
+    lines = []
+    for text, ranks in groups.items():
+        head = f"[{format_ranks(ranks)}]"
+        lines.append(f"{head}\n{text}" if "\n" in text else f"{head} {text}".rstrip())
+    return "\n".join(lines)
+
 
 ANSWER_WITHIN_S = cadence(2.0)
 """After this time an answer comes that says that the line is still executed."""
@@ -31,7 +168,7 @@ class Debugger:
         {0: '0.25', 1: '0.31'}
     """
 
-    def __init__(self, mesh: HeldMesh) -> None:
+    def __init__(self, mesh: Mesh) -> None:
         self._mesh = mesh
 
     def stops(self) -> list[StopInfo]:
@@ -106,6 +243,17 @@ class Debugger:
         replies = call(self._mesh.core.control(self._mesh.ranks, debug=command))
         return sorted(rank for rank, reply in replies.items() if reply.debug.state != DebugAnswer.STATE_GONE)
 
+    def why_no_error(self) -> str:
+        """Return why `enter_errors` has found nothing."""
+        ranks = frozenset(self._mesh.ranks)
+        runs = [info for info in self._mesh.past_runs() if info.done and not ranks.isdisjoint(info.ranks)]
+        last = max(runs, key=lambda info: info.number, default=None)
+        if last is None or not last.is_script or ranks.isdisjoint(last.failed):
+            return f"no error to look at: the last run on {name_ranks(self._mesh.ranks)} did not fail"
+        first = last.title.partition(" ")[0]
+        keeps = f": %mesh run -i {last.title} keeps them" if first == "-m" or first.endswith(".py") else ""
+        return f"{last.title} failed, and its processes have ended{keeps}"
+
     async def _tell_all(
         self, stops: Iterable[StopInfo], action: DebugCommand.Action.ValueType, line: str = ""
     ) -> list[DebugAnswer | None]:
@@ -121,7 +269,7 @@ class Attached:
         state: "asks", "executes" what it was told, or "gone": the code goes on.
     """
 
-    def __init__(self, mesh: HeldMesh, stop: StopInfo) -> None:
+    def __init__(self, mesh: Mesh, stop: StopInfo) -> None:
         self._mesh, self.stop = mesh, stop
         self.prompt = "(Pdb) "
         self.state: Literal["asks", "executes", "gone"] = "asks"
@@ -148,9 +296,7 @@ class Attached:
         return answer.text
 
 
-async def tell(
-    mesh: HeldMesh, stop: StopInfo, action: DebugCommand.Action.ValueType, line: str = ""
-) -> DebugAnswer | None:
+async def tell(mesh: Mesh, stop: StopInfo, action: DebugCommand.Action.ValueType, line: str = "") -> DebugAnswer | None:
     """Return a rank's answer; None when it does not come."""
     command = DebugCommand(stop=stop.number, action=action, line=line, wait_s=ANSWER_WITHIN_S)
     timeout_s = ANSWER_WITHIN_S + LOOK_WITHIN_S

@@ -2,5 +2,5 @@
 
 doctor        asks this process and every node what they are
 diagnosis     compares the answers, and says what to do about it
-environments  which nodes share an environment; what pip is told in each, and what it did
+environments  which nodes share an environment; pip, once in each, and what it did
 """

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from monarch_nb.client.pools.answering.reach import WHAT_HELPS, WHAT_PASSES, Way, speed_of
+from monarch_nb.client.pools.answering import WHAT_HELPS, WHAT_PASSES, Way, speed_of
 from monarch_nb.ground.rank_sets import counted, format_ranks
 from monarch_nb.sizes import size
 from monarch_nb.worker.environment_report import Environment

@@ -16,9 +16,8 @@ from monarch_nb.client.connections.bridge import call
 from monarch_nb.client.connections.connection import Connection
 from monarch_nb.client.doctor.diagnosis import Diagnosis, NodeReport, diagnose
 from monarch_nb.client.files.evidence import Token, token_of_client
-from monarch_nb.client.pools.answering.reach import Way, ways_between
-from monarch_nb.client.pools.answering.silence import what_helps, why_silent
-from monarch_nb.client.pools.facts.held import current_owner
+from monarch_nb.client.pools.answering import Way, ways_between, what_helps, why_silent
+from monarch_nb.client.pools.held import current_owner
 from monarch_nb.client.pools.pool import pool_named
 from monarch_nb.config import patience
 from monarch_nb.errors import AccessDenied, MonarchNbError, NodeUnreachable

@@ -1,8 +1,9 @@
-"""A tree of files on this computer: what is in it, and what changed since one asked last."""
+"""A tree of files on this computer: what is in it, what is left out, and what changed since one asked last."""
 
 from __future__ import annotations
 
 import os
+import re
 import sys
 import threading
 from collections.abc import Iterable, Iterator, Mapping
@@ -12,12 +13,11 @@ from pathlib import Path
 
 from monarch_nb.client.files.ignore import rule_files_above, rules_of
 from monarch_nb.client.files.project import Settings
-from monarch_nb.client.files.reading import FileChanged, Progress, open_file
-from monarch_nb.client.files.scan import Scan
+from monarch_nb.client.files.scan import FileChanged, Progress, Scan, open_file, pieces_of
 from monarch_nb.client.files.watcher import NotWatchable, Watcher, why_not_watchable
 from monarch_nb.errors import UsageError
-from monarch_nb.files.chunks import hash_of
-from monarch_nb.files.tree import chunk_hashes, printable, same
+from monarch_nb.files.content import PIECE_BYTES, Piece, new_hash
+from monarch_nb.files.tree import printable, same
 from monarch_nb.proto.files_pb2 import TreeEntry
 from monarch_nb.sizes import size
 
@@ -123,33 +123,27 @@ class LocalTree:
             scan.touched.clear()
             return Refreshed(changed, removed, self._entries)
 
-    def content(self, hashes: Iterable[bytes]) -> Iterator[tuple[bytes, bytes]]:
-        """Yield chunks (hash, content), file by file, each read as it is now.
+    def content(self, entries: Iterable[TreeEntry]) -> Iterator[Piece]:
+        """Yield the content of files, each in pieces from its beginning, read as it is now.
 
         Raises:
-            FileChanged: a file does not have it any more; after a refresh one knows what it has.
+            FileChanged: a file does not hold what its entry says; after a refresh one knows what it holds.
         """
-        with self._lock:  # not while the caller has what is yielded
-            entries, places = self._entries, self._scan.holders(hashes) if self._scan is not None else None
-        if places is None or not places.keys() <= entries.keys():
-            raise FileChanged("a file changed while it was sent")
-        for path, wanted in places.items():
+        for entry in entries:
             try:
-                descriptor = open_file(os.fsencode(self.root), path)
+                descriptor = open_file(os.fsencode(self.root), entry.path)
             except OSError as error:
-                raise self._changed(path) from error
+                raise self._changed(entry.path) from error
             try:
-                offset = 0
-                for name, size_bytes in zip(chunk_hashes(entries[path]), entries[path].sizes_bytes, strict=True):
-                    if name in wanted:
-                        wanted.discard(name)
-                        data = os.pread(descriptor, size_bytes, offset)
-                        if hash_of(data) != name:
-                            raise self._changed(path)
-                        yield name, data
-                    offset += size_bytes
+                content, offset = new_hash(), 0
+                for data in pieces_of(descriptor, entry.size_bytes):
+                    content.update(data)
+                    if offset + PIECE_BYTES >= entry.size_bytes and content.digest() != entry.hash:
+                        raise self._changed(entry.path)
+                    yield Piece(entry.path, offset, data)
+                    offset += PIECE_BYTES
             except OSError as error:
-                raise self._changed(path) from error
+                raise self._changed(entry.path) from error
             finally:
                 os.close(descriptor)
 
@@ -288,7 +282,7 @@ class LocalTree:
     def _changed(self, path: bytes) -> FileChanged:
         with self._lock:
             self._suspects.add(path)
-        return FileChanged(f"{printable(path)} changed while it was sent", path)
+        return FileChanged(path)
 
 
 def _facts(file: Path) -> tuple[int, ...] | None:
@@ -317,3 +311,36 @@ def _weigh(path: bytes) -> tuple[int, int]:
         except OSError:
             continue  # unreadable, or gone: it has no weight
     return files, size_bytes
+
+
+_QUOTED = re.compile(r"'([^']+)'|\"([^\"]+)\"")
+
+
+def why_missing(message: str, workspace: str, trees: Mapping[str, LocalTree]) -> str:
+    """Return a line that says which file a message of a FileNotFoundError names that sync left out; "" for none.
+
+    Args:
+        workspace: how the directories of copies end, on any node.
+        trees: what is synced, by its name in the workspace.
+    """
+    for single, double in _QUOTED.findall(message):
+        for tree, path in _places(single or double, workspace, trees):
+            why = tree.why_left_out(os.fsencode(path))
+            if why and os.path.lexists(tree.root / path):
+                return f"{printable(os.fsencode(path))} is not on the nodes: {why}"
+    return ""
+
+
+def _places(name: str, workspace: str, trees: Mapping[str, LocalTree]) -> Iterator[tuple[LocalTree, str]]:
+    """Yield where a file would be here, by a name that it has here or there."""
+    _, _, below = name.partition(f"{workspace}{os.sep}")
+    mount, _, rest = below.partition(os.sep)
+    if below and mount in trees:
+        yield trees[mount], rest
+    elif below and "" in trees:
+        yield trees[""], below
+    else:
+        here = Path(os.path.abspath(name))  # ranks begin where the notebook is
+        for tree in trees.values():
+            if here.is_relative_to(tree.root):
+                yield tree, str(here.relative_to(tree.root))

@@ -1,16 +1,173 @@
-"""What is in a tree, and what of it is not synced: kept up to date by looking at all names, or at those changed."""
+"""What is in a tree, and what of it is not synced: kept up to date by looking at all names, or at those changed; and
+how its files are read."""
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from monarch_nb.client.files.ignore import ENVIRONMENT_MARKS, RULE_FILES, Rules
-from monarch_nb.client.files.reading import Facts, Progress, Read, Refusal, read_files
-from monarch_nb.files.tree import chunk_hashes, link_leaves, printable, same
+from monarch_nb.errors import MonarchNbError
+from monarch_nb.files.content import PIECE_BYTES, new_hash
+from monarch_nb.files.tree import link_leaves, printable, same
 from monarch_nb.proto.files_pb2 import TreeEntry
+
+Progress = Callable[[int, int], None]
+"""Called with bytes read so far, and bytes to read."""
+_ATTEMPTS = 3
+_SLICE_BYTES = 4 << 20
+_SLICE_FILES = 64
+_THREADS = min(8, os.cpu_count() or 1)
+
+
+class FileChanged(MonarchNbError):
+    """A file is not what it was when it was looked at: look again."""
+
+    def __init__(self, path: bytes) -> None:
+        super().__init__(f"{printable(path)} changed while it was sent")
+        self.path = path
+
+
+class Facts(NamedTuple):
+    """What the file system says about a file; other facts, other content."""
+
+    inode: int
+    device: int
+    size_bytes: int
+    modified_ns: int
+    changed_ns: int
+    mode: int
+
+    @classmethod
+    def of(cls, status: os.stat_result) -> Facts:
+        """Take them from a stat."""
+        return cls(
+            status.st_ino, status.st_dev, status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_mode & 0o777
+        )
+
+
+class Refusal(NamedTuple):
+    """Why a file could not be read."""
+
+    why: str
+    again: bool
+    """Whether to try again though nothing tells that it changed."""
+
+
+class Read(NamedTuple):
+    """A file that was read."""
+
+    entry: TreeEntry
+    facts: Facts
+    began_ns: int
+    """When: it may have changed since."""
+
+
+Outcome = Read | Refusal | None
+"""None: no file is there any more."""
+
+
+def read_files(
+    root: bytes, files: Sequence[tuple[bytes, int]], progress: Progress | None = None
+) -> Iterator[tuple[bytes, Outcome]]:
+    """Read files of a tree, several at a time; yield what each holds.
+
+    Args:
+        root: of the tree.
+        files: path below it, and size.
+        progress: called now and then.
+    """
+    total, done = sum(size_bytes for _, size_bytes in files), 0
+    slices = _slices(files)
+    if len(slices) <= 1:
+        yield from _read_slice(root, files)
+        if progress is not None and files:
+            progress(total, total)
+        return
+    pool = ThreadPoolExecutor(_THREADS, "monarch_nb-files")
+    try:
+        for some, outcomes in zip(slices, pool.map(lambda some: _read_slice(root, some), slices), strict=True):
+            yield from outcomes
+            done += sum(size_bytes for _, size_bytes in some)
+            if progress is not None:
+                progress(done, total)
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _slices(files: Sequence[tuple[bytes, int]]) -> list[list[tuple[bytes, int]]]:
+    slices: list[list[tuple[bytes, int]]] = []
+    room_bytes = 0
+    for file in files:
+        if room_bytes <= 0 or len(slices[-1]) == _SLICE_FILES:
+            slices.append([])
+            room_bytes = _SLICE_BYTES
+        slices[-1].append(file)
+        room_bytes -= file[1]
+    return slices
+
+
+def _read_slice(root: bytes, files: Sequence[tuple[bytes, int]]) -> list[tuple[bytes, Outcome]]:
+    return [(path, read_file(root, path)) for path, _ in files]
+
+
+def read_file(root: bytes, path: bytes) -> Outcome:
+    """Read a file; again when it changes meanwhile."""
+    try:
+        descriptor = open_file(root, path)
+    except OSError as error:
+        return _refusal(error)
+    try:
+        facts = os.fstat(descriptor)
+        for _ in range(_ATTEMPTS):
+            began_ns = time.time_ns()
+            if not stat.S_ISREG(facts.st_mode):
+                return None
+            content, size_bytes = new_hash(), 0
+            for data in pieces_of(descriptor, facts.st_size):
+                content.update(data)
+                size_bytes += len(data)
+            after = os.fstat(descriptor)
+            if Facts.of(after) == Facts.of(facts) and size_bytes == facts.st_size:
+                entry = TreeEntry(
+                    path=path,
+                    kind=TreeEntry.KIND_FILE,
+                    mode=facts.st_mode & 0o777,
+                    size_bytes=facts.st_size,
+                    modified_ns=facts.st_mtime_ns,
+                    hash=content.digest(),
+                )
+                return Read(entry, Facts.of(facts), began_ns)
+            facts = after
+        return Refusal(f"it changed each of the {_ATTEMPTS} times that it was read", again=True)
+    except OSError as error:
+        return _refusal(error)
+    finally:
+        os.close(descriptor)
+
+
+def _refusal(error: OSError) -> Refusal | None:
+    gone = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO, errno.ESTALE)
+    return None if error.errno in gone else Refusal((error.strerror or str(error)).lower(), again=False)
+
+
+def open_file(root: bytes, path: bytes) -> int:
+    """Open a file to read: no link, and nothing that blocks."""
+    return os.open(root + b"/" + path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+
+
+def pieces_of(descriptor: int, size_bytes: int) -> Iterator[bytes]:
+    """Yield the content of an open file up to a size, in pieces. It is not mapped into memory: a file that gets shorter
+    would kill this process."""
+    for offset in range(0, size_bytes, PIECE_BYTES):
+        yield os.pread(descriptor, min(PIECE_BYTES, size_bytes - offset), offset)
+
 
 _RACY_NS = 2_000_000_000
 """A file that changed so shortly before it was read may change again without looking different."""
@@ -55,8 +212,6 @@ class Scan:
         self._facts: dict[bytes, Facts] = {}
         self._racy: set[bytes] = set()
         self._to_read: dict[bytes, int] = {}
-        self._has: dict[bytes, bytes] = {}
-        """By chunk, a file that has or had it."""
 
     # ---- looking ----
 
@@ -115,30 +270,6 @@ class Scan:
                 self.refused[path] = outcome.why
                 if outcome.again:
                     self.suspects.add(path)
-
-    # ---- where content is ----
-
-    def holders(self, hashes: Iterable[bytes]) -> dict[bytes, set[bytes]] | None:
-        """Return by file the chunks to read there, each once; None when no file has one of them."""
-        places: dict[bytes, set[bytes]] = {}
-        held: dict[bytes, frozenset[bytes]] = {}
-        searched = False
-        for name in hashes:
-            path = self._has.get(name, b"")
-            if not self._holds(path, name, held) and not searched:
-                searched = True
-                self._has = {other: path for path, entry in self.entries.items() for other in chunk_hashes(entry)}
-                path = self._has.get(name, b"")
-            if not self._holds(path, name, held):
-                return None
-            places.setdefault(path, set()).add(name)
-        return places
-
-    def _holds(self, path: bytes, name: bytes, held: dict[bytes, frozenset[bytes]]) -> bool:
-        if path not in held:
-            entry = self.entries.get(path)
-            held[path] = frozenset(chunk_hashes(entry)) if entry is not None else frozenset()
-        return name in held[path]
 
     # ---- one name ----
 
@@ -223,8 +354,6 @@ class Scan:
             return
         self.entries[path] = entry
         self.touched.add(path)
-        for name in chunk_hashes(entry):
-            self._has[name] = path
 
     def _set_aside(self, where: dict[bytes, str] | dict[bytes, int], path: bytes, why: object) -> None:
         self._forget(path)

@@ -23,14 +23,22 @@ from weakref import WeakValueDictionary
 from monarch_nb.client.connections.bridge import call
 from monarch_nb.client.connections.connection import Connection
 from monarch_nb.client.files.evidence import nodes_blind_to
-from monarch_nb.client.files.left_out import why_missing
-from monarch_nb.client.files.local_tree import FileChanged, LocalTree, Report
+from monarch_nb.client.files.local_tree import FileChanged, LocalTree, Report, why_missing
 from monarch_nb.client.files.project import Settings, check_beside, checked_directory, read_settings
 from monarch_nb.client.files.record import FilesRecord, directory_of
-from monarch_nb.client.files.sync_report import Differences, OnNodes, Pending, SyncReport, differences, report_of
-from monarch_nb.client.files.transfer import INLINE_BYTES, Sender, Transfer
+from monarch_nb.client.files.transfer import (
+    INLINE_BYTES,
+    Differences,
+    OnNodes,
+    Pending,
+    Sender,
+    SyncReport,
+    Transfer,
+    differences,
+    report_of,
+)
 from monarch_nb.errors import FilesError, MonarchNbError, NodeUnreachable, UsageError
-from monarch_nb.files.tree import check_mount, chunk_hashes, difference, printable
+from monarch_nb.files.tree import check_mount, difference, printable
 from monarch_nb.proto import files_pb2 as pb
 from monarch_nb.proto.run_pb2 import CopiedTree, Tree
 
@@ -81,13 +89,13 @@ class _Mount:
         self.version = uuid.uuid4().hex if changed or removed or not version else version
         return changed, removed
 
-    def leave_out(self, restless: set[bytes]) -> None:
-        """Let nodes keep the files that they have instead of those; remove them there when b"" is among them: then
-        content was asked for that no file has any more, perhaps by a node that lacks what the others have."""
-        self.restless, entries = restless - {b""}, dict(self.entries)
+    def leave_out(self, restless: set[bytes], lost: set[bytes]) -> None:
+        """Let nodes keep the files that they have instead of those that are `restless`; remove there those that are
+        `lost`: a node lacks what the others have, and it is here no longer."""
+        self.restless, entries = set(restless), dict(self.entries)
         for path in restless & entries.keys():
             before = self.sent[1].get(path)
-            if before is not None and before.kind == pb.TreeEntry.KIND_FILE and b"" not in restless:
+            if before is not None and before.kind == pb.TreeEntry.KIND_FILE and path not in lost:
                 entries[path] = before
             else:
                 del entries[path]
@@ -416,12 +424,12 @@ class SyncedFiles:
     def _sync_mount(
         self, mount: _Mount, needed: Callable[[], Collection[str]] | None, overwrite: bool, progress: Progress
     ) -> SyncReport:
-        restless: set[bytes] = set()
+        restless, lost = set[bytes](), set[bytes]()
         for attempt in range(MAX_ATTEMPTS):
             before, base = mount.entries, mount.version
             changed, removed = mount.refresh(progress)
             if restless and attempt >= PATIENT_ATTEMPTS:
-                mount.leave_out(restless)
+                mount.leave_out(restless, lost)
                 changed, removed = difference(before, mount.entries)
             if overwrite:
                 mount.version = uuid.uuid4().hex  # else a node has it already
@@ -434,7 +442,7 @@ class SyncedFiles:
                 # A node that has another base, as one that was away, asks for the whole list.
                 change.changed.extend(changed)
                 change.removed.extend(removed)
-                new = _new_chunks(before, changed)
+                new = _small(before, changed)
             else:
                 change, new = self._whole(mount), []
                 progress("nodes check what they have already", 0, 0)
@@ -448,7 +456,7 @@ class SyncedFiles:
             try:
                 transfer = _send(sender, behind, change, new, needed)
             except FileChanged as error:
-                restless.add(error.path)
+                (lost if error.path in mount.restless else restless).add(error.path)
                 continue
             if transfer.applied:
                 mount.have |= dict.fromkeys(transfer.applied, mount.version)
@@ -553,21 +561,21 @@ def _import_paths(roots: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(p for p in paths if os.path.join(p, "").startswith(inside) and not p.startswith(own)))
 
 
-def _new_chunks(before: Mapping[bytes, pb.TreeEntry], changed: Sequence[pb.TreeEntry]) -> list[bytes]:
-    """Return the chunks of changed files that no node has, when they are small enough to travel with the change."""
-    sizes: dict[bytes, int] = {}
-    for entry in changed:
-        known = set(chunk_hashes(before[entry.path])) if entry.path in before else set()
-        chunks = zip(chunk_hashes(entry), entry.sizes_bytes, strict=True)
-        sizes |= {name: size for name, size in chunks if name not in known}
-    return list(sizes) if sum(sizes.values()) <= INLINE_BYTES else []
+def _small(before: Mapping[bytes, pb.TreeEntry], changed: Sequence[pb.TreeEntry]) -> list[pb.TreeEntry]:
+    """Return the files with new content, which no node has, when they are small enough to travel with the change."""
+    new = [
+        entry
+        for entry in changed
+        if entry.size_bytes and (entry.path not in before or before[entry.path].hash != entry.hash)
+    ]
+    return new if sum(entry.size_bytes for entry in new) <= INLINE_BYTES else []
 
 
 def _send(
     sender: Sender,
     connections: Sequence[Connection],
     change: pb.TreeChange,
-    new: Sequence[bytes],
+    new: Sequence[pb.TreeEntry],
     needed: Callable[[], Collection[str]] | None,
 ) -> Transfer:
     """Bring a change to nodes. One that other nodes do not reach may have come back just now: then it answers us."""

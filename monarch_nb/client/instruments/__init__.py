@@ -1,12 +1,9 @@
-"""What looks inside while a run goes on, as the client asks for it.
+"""What looks inside ranks, as the client asks for it.
 
-asked              the instruments of a run, and what they found on its ranks
-profiles           the profiles and memory histories of ranks come here: `Mesh.profile_of`
-profile_report     what is said of a profile. Pure
-profile_straggler  whom the profiled ranks waited for. Pure
-late               who is late, of ranks that wait in collectives. Pure
-compared           which run a cell with --compare-with is compared with
-checking           whether a run can have what is asked for
-clocks             how far the clocks of hosts are apart
-merging            the traces of ranks become one file
+asked      the instruments of a run, and what they found on its ranks
+profiles   the profiles and memory histories of ranks come here: `Mesh.profile_of`
+flames     flame graphs of what main threads did: `Mesh.flames_of`
+top_table  where ranks are, and who is waited for. Pure
+top        `Mesh.top`
+memory     how much memory ranks use, and which tensors hold it: `Mesh.memory`
 """

@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeVar
 from monarch_nb.client.connections.connection import Connection
 from monarch_nb.client.connections.decoding import result_event
 from monarch_nb.client.connections.events import Stream
-from monarch_nb.client.pools.facts.held import HeldReservation
+from monarch_nb.client.pools.held import HeldReservation
 from monarch_nb.config import cadence, patience
 from monarch_nb.errors import MonarchNbError, NodeUnreachable, RankFailure
 from monarch_nb.lines.templates import FoldBy

@@ -12,9 +12,8 @@ from dataclasses import dataclass, field
 from monarch_nb.client.connections.connection import Connection
 from monarch_nb.config import cadence, patience
 from monarch_nb.errors import NodeUnreachable
-from monarch_nb.lines.pictures import Picture, Point, Told, pictures
+from monarch_nb.lines.pictures import Picture, Point, Told, factor, pictures
 from monarch_nb.lines.thinning import Band, Bucket
-from monarch_nb.lines.units import factor
 from monarch_nb.proto import allocator_pb2 as pb
 
 TIMEOUT_S = patience(70.0)

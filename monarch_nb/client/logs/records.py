@@ -1,19 +1,24 @@
-"""Log records, merged from the nodes."""
+"""Log records, merged from the nodes, also of reservations that were released."""
 
 from __future__ import annotations
 
 import asyncio
 import heapq
-from collections.abc import AsyncIterator, Coroutine, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
+from monarch_nb.client.connections.asking import answers
 from monarch_nb.client.connections.bridge import call, post
 from monarch_nb.client.connections.connection import Connection
 from monarch_nb.client.connections.events import Stream
-from monarch_nb.config import cadence
-from monarch_nb.errors import MonarchNbError
+from monarch_nb.client.pools.held import current_owner
+from monarch_nb.client.pools.infos import RunInfo, run_infos
+from monarch_nb.client.pools.pool import STATUS_TIMEOUT_S, Pool, pool_named
+from monarch_nb.config import MAIN_MESH, cadence
+from monarch_nb.errors import MeshNotFound, MonarchNbError
 from monarch_nb.proto import allocator_pb2 as pb
+from monarch_nb.shape import Extent, parse_targets
 
 T = TypeVar("T")
 
@@ -129,3 +134,82 @@ async def _next(stream: AsyncIterator[Any]) -> Any:
         return await anext(stream)
     except StopAsyncIteration:
         raise _Ended from None
+
+
+@dataclass(frozen=True)
+class PastLog:
+    """The output of a mesh whose reservation has ended.
+
+    Attributes:
+        name: of the reservation. ended_at: in seconds since the epoch.
+        ranks: those whose output is read.
+    """
+
+    name: str
+    ended_at: float
+    ranks: tuple[int, ...]
+    _parts: Sequence[tuple[Connection, pb.MeshStatus]] = field(repr=False)
+    """One of each node that it was on; a node may have taken over those of others."""
+
+    def runs(self, tracebacks_of: int = 0) -> list[RunInfo]:
+        """Return what was run, each with its failures; those of one run, by its number, with their tracebacks."""
+        told = []
+        for connection, mesh in self._parts:
+            shown = pb.MeshStatus()
+            shown.CopyFrom(mesh)
+            for result in (each for run in shown.runs if run.number != tracebacks_of for each in run.failures):
+                result.failure.ClearField("traceback")
+            told.append((connection.name, shown))
+        return run_infos(told, current_owner(self._parts[0][0].identity))
+
+    def records(self, lines: int | None, number: int | None) -> Iterator[LogRecord]:
+        """Yield what ranks printed, run after run.
+
+        Args:
+            lines: the last lines of each rank; None for all.
+            number: only of that run.
+        """
+        requests = []
+        for connection, mesh in self._parts:
+            if ranks := [rank.rank for rank in mesh.ranks if rank.rank in self.ranks]:
+                request = pb.ReadLogsRequest(mesh_id=mesh.mesh_id, number=number or 0, last_lines=lines or 0)
+                request.ranks.extend(ranks)
+                requests.append((connection, request))
+        return read_logs(requests)
+
+
+def past_log(name: str, pool: str | None, mesh: str | None = None, targets: str | None = None) -> PastLog | None:
+    """Return the output of your reservation of that name that has ended last; None when none is kept.
+
+    Args:
+        mesh: which of its meshes; by default the main one.
+        targets: some of its ranks, as `-t` takes them.
+
+    Raises:
+        MeshNotFound: no mesh of that name printed anything.
+        TargetError: the targets can not be read, or name ranks that it did not have.
+    """
+    chosen, mesh = pool_named(pool), mesh or MAIN_MESH
+    mine = current_owner(chosen.identity)
+    told: list[tuple[Connection, pb.PastLog]] = []
+    for connection, reply in call(_ask(chosen, name)).items():
+        if isinstance(reply, pb.StatusReply):
+            told += [(connection, past) for past in reply.past_logs if past.owner == mine]
+    if not told:
+        return None
+    newest = max((past for _, past in told), key=lambda past: past.ended_at)
+    of_it = [(node, past) for node, past in told if past.reservation_id == newest.reservation_id]
+    parts = [(node, past.mesh) for node, past in of_it if past.mesh.name == mesh]
+    if not parts:
+        there = ", ".join(sorted({past.mesh.name for _, past in of_it}))
+        raise MeshNotFound(f"no output of a mesh {mesh!r} of {name} is kept; there is that of {there}")
+    ranks = sorted(rank.rank for _, part in parts for rank in part.ranks)
+    chosen_ranks = (
+        parse_targets(targets, Extent({"hosts": len(parts), "procs": len(ranks) // len(parts)})) if targets else ranks
+    )
+    return PastLog(name, newest.ended_at, tuple(chosen_ranks), parts)
+
+
+async def _ask(pool: Pool, name: str) -> Mapping[Connection, pb.StatusReply | BaseException]:
+    request = pb.StatusRequest(past_logs=name)
+    return await answers({node: node.unary("Status", request, STATUS_TIMEOUT_S) for node in await pool.discover()})

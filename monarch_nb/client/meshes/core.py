@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import ClassVar, Protocol
-from weakref import WeakMethod, WeakValueDictionary, finalize
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar
+from weakref import WeakValueDictionary
 
-from monarch_nb.client.connections import tree
 from monarch_nb.client.connections.bridge import post
 from monarch_nb.client.connections.connection import Connection
 from monarch_nb.client.pools.pool import pool_object
 from monarch_nb.client.pools.ranks import MeshRanks
-from monarch_nb.client.runs.interrupts.freeing import Doomed
+from monarch_nb.client.runs.interrupting import Doomed
 from monarch_nb.client.runs.run import Run
 from monarch_nb.config import RESTARTED
-from monarch_nb.deaths import describe_death
-from monarch_nb.errors import NodeUnreachable
-from monarch_nb.ground.rank_sets import counted
-from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2
 from monarch_nb.provision.jobs import job_of_pool
 from monarch_nb.shape import Extent
 from monarch_nb.times import time_of_day
+
+if TYPE_CHECKING:
+    from monarch_nb.client.reservations.reservation import Reservation
 
 RUN_AGAIN = "run the cells that define the variables, then this one again"
 
@@ -30,15 +28,6 @@ def taken_over(old: str, new: str, by: str = "") -> str:
     """Return why what ranks ran ends when another node gets the place of theirs."""
     what = f"{by} put {new} in the place of {old}" if by else f"{new} has the place of its node, {old}"
     return f"{RESTARTED}: {what}; {RUN_AGAIN}"
-
-
-class Held(Protocol):
-    """A reservation, as its meshes know it."""
-
-    id: str
-    name: str
-    owner: str
-    pool: str
 
 
 class MeshCore(MeshRanks):
@@ -65,8 +54,6 @@ class MeshCore(MeshRanks):
         """What saves this process has armed, also when the nodes are gone."""
         self.doomed_actors = Doomed()
         """The ranks whose actors another one kills."""
-        self.when_dead: Callable[[int, str], object] | None = None
-        """Called on the background loop with a rank that has died, and why."""
 
     @classmethod
     def get(cls, mesh_id: str, connections: dict[int, Connection], extent: Extent) -> MeshCore:
@@ -74,33 +61,15 @@ class MeshCore(MeshRanks):
         core = cls._cores.get(mesh_id)
         if core is None:
             core = cls._cores[mesh_id] = cls(mesh_id, connections, extent)
-            post(core._listen)
-        if core.extent == extent:
-            core.connections.update(connections)
-        else:
-            core._take(extent)
-            post(core.resize, dict(connections), extent)
+        core.connections.update(connections)
+        post(core._listen)
         return core
 
-    def _take(self, extent: Extent) -> None:
-        self.extent, self.ranks = extent, tuple(range(extent.size))
-
     def _listen(self) -> None:
-        if len(self.connections) > tree.DIRECT_NODES and self.first_node in self.connections:
-            method = WeakMethod(self._on_rank_died)
+        if not self.is_over:
+            self.session.be_over(self.connections)
 
-            def on_death(died: pb.RankDied) -> None:
-                if tell := method():
-                    tell(died)
-
-            self.tree = tree.TreeConnection(self.mesh_id, self.connections, self.ranks_per_node, on_death)
-            finalize(self, post, self.tree.close).atexit = False
-            return
-        for connection in self.connections.values():
-            connection.mesh_deaths[self.mesh_id] = self._on_rank_died
-            connection.ensure_session()
-
-    def belongs_to(self, reservation: Held) -> None:
+    def belongs_to(self, reservation: Reservation) -> None:
         """It is a mesh of this reservation."""
         self.reservation_id, self.reservation_name = reservation.id, reservation.name
         self._pool, self._owner = reservation.pool, reservation.owner
@@ -134,51 +103,26 @@ class MeshCore(MeshRanks):
             for node in [node for node, connection in core.connections.items() if connection is old]:
                 core._replace(node, old, new)
 
-    def _replace(self, node: int, old: Connection, new: Connection) -> None:
-        self._let_go(node, old, taken_over(old.name, new.name))
-        if self.tree is not None:
-            going_on = f"{new.name} has the place of {old.name}: %mesh attach follows the runs on other nodes"
-            self.tree.close(NodeUnreachable(going_on, old.name))
-            self.tree = None
+    def _replace(self, node: int, old: Connection | None, new: Connection) -> None:
+        if old is not None:
+            self._let_go(node, old, taken_over(old.name, new.name))
         self.connections[node] = new
         for rank in range(node * self.ranks_per_node, (node + 1) * self.ranks_per_node):
             self.dead.pop(rank, None)
         self._listen()
 
-    def be_over(self, connections: Mapping[int, Connection], extent: Extent) -> None:
-        """Be told over which nodes the mesh is, as far as that is known. On the background loop."""
-        if extent != self.extent or any(self.connections.get(node) is not one for node, one in connections.items()):
-            self.resize(connections, extent)
-
-    def resize(self, connections: Mapping[int, Connection], extent: Extent) -> None:
-        """The mesh is over these nodes from now on, and all its ranks are new. On the background loop."""
-        anew = f"its mesh started anew, on {counted(extent['hosts'], 'node')}; {RUN_AGAIN}"
-        for node, old in self.connections.items():
-            if connections.get(node) is not old:
-                self._let_go(node, old, f"{RESTARTED}: {anew}")
-        if self.tree is not None:
-            self.tree.close(NodeUnreachable(f"{RESTARTED}: {anew}"))
-            self.tree = None
-        self.connections = dict(connections)
-        self._take(extent)
-        self.dead.clear()
-        if self.first_node not in connections:
-            self.first_node = min(connections)
-        self._listen()
+    def be_over(self, connections: Mapping[int, Connection]) -> None:
+        """Be told on which nodes the mesh is, as far as that is known. On the background loop."""
+        for node, new in connections.items():
+            if (old := self.connections.get(node)) is not new:
+                self._replace(node, old, new)
 
     def _let_go(self, node: int, connection: Connection, why: str) -> None:
         """A node has no part of the mesh any more, or another one: what runs there has ended."""
         ranks = range(node * self.ranks_per_node, (node + 1) * self.ranks_per_node)
         for run in [run for reference in self.runs.valuerefs() if (run := reference()) is not None]:
             run.on_node_replaced(node, ranks, why)
-            connection.forget(run.id)
-        connection.mesh_deaths.pop(self.mesh_id, None)
         connection.rest()
-
-    def _on_rank_died(self, died: pb.RankDied) -> None:
-        self.dead[died.rank] = why = describe_death(died.death)
-        if self.when_dead is not None:
-            self.when_dead(died.rank, why)
 
     def close(self) -> None:
         """The mesh has ended: nobody says anything of it any more. From any thread."""
@@ -187,11 +131,10 @@ class MeshCore(MeshRanks):
 
     def _close(self) -> None:
         for connection in self.connections.values():
-            connection.mesh_deaths.pop(self.mesh_id, None)
             connection.rest()
-        if self.tree is not None:
-            self.tree.close()
-            self.tree = None  # whoever runs something all the same learns from the nodes that it is gone
+        if self._session is not None:
+            self._session.close()
+            self._session = None  # whoever runs something all the same learns from the nodes that it is gone
 
     def add(self, run: Run) -> None:
         """From now on this process follows a run, by the id that it has now."""

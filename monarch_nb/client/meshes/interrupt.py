@@ -8,19 +8,124 @@ for nothing ends with the cell.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from monarch_nb.client.connections.asking import answers
 from monarch_nb.client.connections.bridge import call
 from monarch_nb.client.meshes.core import MeshCore
-from monarch_nb.client.meshes.interrupt_actors import executing, interrupt_actors
-from monarch_nb.client.runs.interrupts.freeing import STOP_WAIT_S
-from monarch_nb.client.runs.interrupts.interrupt_report import PRESS, InterruptReport
+from monarch_nb.client.runs.interrupting import PRESS, STOP_WAIT_S, InterruptReport, place_of, sorted_out
 from monarch_nb.client.runs.run import Run
-from monarch_nb.config import MAIN_MESH, MONARCH_MESH, patience
+from monarch_nb.config import MAIN_MESH, MONARCH_MESH, cadence, patience
 from monarch_nb.errors import NodeUnreachable
 from monarch_nb.proto import allocator_pb2 as pb
+from monarch_nb.proto import run_pb2
+
+LOOK_S = cadence(0.1)
+"""So often it is asked whether endpoints have ended: nothing tells that to who did not call them."""
+ASK_S = patience(2.0)
+
+
+class InterruptedActors:
+    """Actors that were interrupted. Coroutines run on the background loop.
+
+    Args:
+        core: of their mesh.
+        suffix: of what is called by a name.
+        before: what each rank had, and did, by then.
+        restarted: ranks that were killed and started again instead.
+
+    Attributes:
+        messages: so many waited, and were dropped.
+    """
+
+    def __init__(
+        self,
+        core: MeshCore,
+        suffix: str,
+        before: Mapping[int, pb.RankReply],
+        restarted: Sequence[int],
+    ) -> None:
+        self._core, self._suffix, self._before, self._restarted = core, suffix, before, restarted
+        self._began_s = asyncio.get_running_loop().time()
+        self.messages = sum(actor.waiting for reply in before.values() for actor in reply.actors)
+
+    async def reports(self, run_ids: Iterable[str]) -> dict[str, InterruptReport]:
+        """Wait a few seconds until what was interrupted has ended; return what became of each endpoint, by its name.
+
+        Args:
+            run_ids: of the runs that tell themselves what became of what is executed in their names.
+        """
+        told = set(run_ids)
+        endpoints: dict[str, set[int]] = {}
+        for rank, actor in _executing(self._before):
+            if actor.where.run_id not in told:
+                endpoints.setdefault(f"{actor.name}.{actor.running}{self._suffix}", set()).add(rank)
+        for rank, where in _saving(self._before).items():
+            endpoints.setdefault(f"{where.line}{self._suffix}", set()).add(rank)
+        left = await self._left({rank for ranks in endpoints.values() for rank in ranks})
+        stuck, handling = sorted_out(left, {rank: where for rank, where in left.items() if where is not None})
+        kills = self._core.doomed_actors.judge(InterruptReport(stuck=stuck, handling=handling)).kills
+        reports = {
+            title: InterruptReport(
+                stopped=tuple(sorted(ranks - left.keys() - {*self._restarted})),
+                stuck={rank: stuck[rank] for rank in sorted(ranks & stuck.keys())},
+                handling={rank: handling[rank] for rank in sorted(ranks & handling.keys())},
+                kills=kills,
+            )
+            for title, ranks in endpoints.items()
+        }
+        if self._restarted:
+            reports["restarted"] = InterruptReport(restarted=tuple(self._restarted), had_actors=True)
+        return reports
+
+    async def _left(self, ranks: set[int]) -> dict[int, run_pb2.Where | None]:
+        """Return the ranks that still execute what they did before, and where; None of one that does not answer."""
+        loop = asyncio.get_running_loop()
+        left: dict[int, run_pb2.Where | None] = dict.fromkeys(ranks - {*self._restarted})
+        while left:
+            replies = await self._core.control(sorted(left), timeout_s=patience(1.0), actors=True)
+            age_s = loop.time() - self._began_s
+            silent = [rank for rank in left if rank not in replies and rank not in self._core.dead]
+            saving = {rank: where for rank, where in _saving(replies).items() if where.running_s >= age_s}
+            left = {**saving, **{rank: each.where for rank, each in _executing(replies) if each.running_s >= age_s}}
+            left |= dict.fromkeys(silent)
+            if age_s > STOP_WAIT_S:
+                break
+            if left:
+                await asyncio.sleep(LOOK_S)
+        return left
+
+
+async def interrupt_actors(core: MeshCore, ranks: Iterable[int], suffix: str, *, kill_stuck: bool) -> InterruptedActors:
+    """Interrupt whatever actors of ranks execute, and drop what waits for them.
+
+    Args:
+        kill_stuck: kill and restart the ranks whose actors did not stop at the interrupt before this one.
+    """
+    replies = await core.control(list(ranks), timeout_s=ASK_S, interrupt_actors=True)
+    silent = {rank for rank in ranks if rank not in replies}
+    busy = {rank for rank, _ in _executing(replies)} | _saving(replies).keys()
+    doomed = sorted(core.doomed_actors.now & (busy | silent)) if kill_stuck else []
+    if doomed:
+        await core.restart(doomed)
+    return InterruptedActors(core, suffix, replies, doomed)
+
+
+async def executing(core: MeshCore, ranks: Iterable[int]) -> list[str]:
+    """Return what actors of ranks execute, and where, for people: "trainers.step at train.py:41"."""
+    replies = await core.control(list(ranks), timeout_s=ASK_S, actors=True)
+    places = (f"{actor.name}.{actor.running} {place_of(actor.where)}" for _, actor in _executing(replies))
+    return list(dict.fromkeys(places))
+
+
+def _executing(told: Mapping[int, pb.RankReply]) -> Iterator[tuple[int, run_pb2.ActorStatus]]:
+    return ((rank, actor) for rank, reply in told.items() for actor in reply.actors if actor.running)
+
+
+def _saving(told: Mapping[int, pb.RankReply]) -> dict[int, run_pb2.Where]:
+    """Return the ranks that save between two runs, and where that is."""
+    return {rank: reply.where for rank, reply in told.items() if reply.where.line}
 
 
 @dataclass(frozen=True)

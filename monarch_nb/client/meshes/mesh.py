@@ -7,54 +7,64 @@ import contextlib
 import copy
 import json
 import re
-import time
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from monarch_nb.actor.engine.outside import Address
 from monarch_nb.actor.hosts import ProcMesh
-from monarch_nb.client.comparing.compares import Compares
+from monarch_nb.client.comparing.compares import diff
 from monarch_nb.client.connections.bridge import call, post
 from monarch_nb.client.connections.connection import Connection
-from monarch_nb.client.flames.flames import TellsFlames
-from monarch_nb.client.instruments.asked import Instruments, packed
-from monarch_nb.client.instruments.checking import checked
-from monarch_nb.client.instruments.profiles import Profiles
-from monarch_nb.client.memory.memory import TellsMemory
-from monarch_nb.client.meshes import looking, past
+from monarch_nb.client.instruments.asked import Instruments, checked, packed
+from monarch_nb.client.instruments.flames import flames_of
+from monarch_nb.client.instruments.memory import memory, memory_of
+from monarch_nb.client.instruments.profiles import found_in, memory_history_of, profile_of
+from monarch_nb.client.instruments.top import top
 from monarch_nb.client.meshes.core import MeshCore
-from monarch_nb.client.meshes.holder import MeshHolder
 from monarch_nb.client.meshes.interrupt import Part, interrupt_parts
-from monarch_nb.client.meshes.printed import Printed
-from monarch_nb.client.meshes.scales import Scales
-from monarch_nb.client.meshes.scripts import RunsScripts
-from monarch_nb.client.pools.facts.infos import RankInfo, RunInfo, StackReport, run_infos
+from monarch_nb.client.meshes.looking import (
+    attach_run,
+    check_nodes,
+    complete,
+    inspect,
+    past_runs,
+    restart,
+    running,
+    runs,
+    stacks,
+    status,
+    unfinished,
+    where,
+)
+from monarch_nb.client.meshes.printed import log_batches, logs, metrics, numbers, plot, run_titles
+from monarch_nb.client.meshes.scaling import end_groups, scale
+from monarch_nb.client.meshes.scripts import run_program, run_script, start_script, submit_script
 from monarch_nb.client.presenting import panel_of
 from monarch_nb.client.runs.calls_run import CallsRun, this_client
-from monarch_nb.client.runs.interrupts.interrupt_report import InterruptReport
+from monarch_nb.client.runs.interrupting import InterruptReport
 from monarch_nb.client.runs.packing import pack_variables
+from monarch_nb.client.runs.results import policy
 from monarch_nb.client.runs.run import Listener, OnError, Run
-from monarch_nb.client.runs.stops import policy
-from monarch_nb.client.saving.asking import finish_behind
-from monarch_nb.client.saving.autosaves import Autosaves
-from monarch_nb.client.saving.saves import Saves
-from monarch_nb.client.top.tops import Tops
+from monarch_nb.client.saving.autosaves import autosave, autosave_off, autosave_status, save_now
+from monarch_nb.client.saving.saves import load, save, saves
 from monarch_nb.config import MAIN_MESH, OnBreakpoint
-from monarch_nb.errors import MonarchNbError, TargetError
+from monarch_nb.errors import MonarchNbError, RunFailed, TargetError
 from monarch_nb.ground.code_names import mesh_flag
 from monarch_nb.ground.interrupting import at_waits
 from monarch_nb.ground.rank_sets import name_ranks
-from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2
 from monarch_nb.shape import Extent
+
+if TYPE_CHECKING:
+    from monarch_nb.client.reservations.reservation import Reservation
 
 TITLE_CHARACTERS = 60
 _TEXT = re.compile(r"""^(['"]{1,3})([^'"]+)\1?$""")
 
 
-class Mesh(RunsScripts, Scales, Printed, Compares, Tops, TellsFlames, Profiles, TellsMemory, Saves, Autosaves):
+class Mesh:
     """A named set of live ranks, or a part of one. `Reservation.mesh` is the main one.
 
     Attributes:
@@ -84,7 +94,7 @@ class Mesh(RunsScripts, Scales, Printed, Compares, Tops, TellsFlames, Profiles, 
         mesh_id: str,
         name: str,
         extent: Extent,
-        reservation: MeshHolder[Mesh],
+        reservation: Reservation,
         connections: dict[int, Connection],
         dead: Mapping[int, str] | None = None,
     ) -> None:
@@ -175,7 +185,7 @@ class Mesh(RunsScripts, Scales, Printed, Compares, Tops, TellsFlames, Profiles, 
         code: str,
         *,
         timeout_s: float | None = None,
-        on_error: OnError = "wait",
+        on_error: OnError = "free",
         cell_number: int = 0,
         want_value: bool = True,
         sync: bool = True,
@@ -188,7 +198,9 @@ class Mesh(RunsScripts, Scales, Printed, Compares, Tops, TellsFlames, Profiles, 
         Args:
             code: Python, as in a cell: IPython's magics and top-level `await` work.
             timeout_s: stop waiting after this time; the run goes on.
-            on_error: "abort" interrupts the other ranks half a second after a rank has failed; "wait" lets them finish.
+            on_error: what becomes of the other ranks when a rank fails. "free" frees them once all of them have waited
+                some seconds for it in a collective, which it can never join; else they finish. "wait" lets them wait.
+                "abort" interrupts them half a second later, whatever they do.
             cell_number: tracebacks show it as `Cell In[…]`. Without it they show `Run …`, the number of the run.
             want_value: bring the values of the last expression back.
             sync: first copy changed files to nodes that have copies of your files.
@@ -231,7 +243,7 @@ class Mesh(RunsScripts, Scales, Printed, Compares, Tops, TellsFlames, Profiles, 
         self,
         code: str,
         *,
-        on_error: OnError = "wait",
+        on_error: OnError = "free",
         cell_number: int = 0,
         want_value: bool = True,
         sync: bool = True,
@@ -257,7 +269,7 @@ class Mesh(RunsScripts, Scales, Printed, Compares, Tops, TellsFlames, Profiles, 
         ranks = self.ranks if len(self.ranks) < self.extent.size else ()
         spec = run_pb2.RunSpec(cell=cell, ranks=ranks, tree=self.reservation.files.tree(), own_world=own_world)
         spec.on_breakpoint = policy(on_breakpoint)
-        spec.instruments.update(packed(checked(instruments, self)))
+        spec.instruments.update(packed(checked(instruments, self.ranks)))
         spec.secret = json.dumps(secret) if secret else ""
         return self._start(spec, _title(code), on_error, listener)
 
@@ -327,7 +339,7 @@ class Mesh(RunsScripts, Scales, Printed, Compares, Tops, TellsFlames, Profiles, 
             files.sync(partial(self.core.node_names, self.ranks))
 
     def _start(
-        self, spec: run_pb2.RunSpec, title: str, on_error: OnError = "wait", listener: Listener | None = None
+        self, spec: run_pb2.RunSpec, title: str, on_error: OnError = "free", listener: Listener | None = None
     ) -> Run:
         self._check_alive()
         spec.run_id = uuid.uuid4().hex
@@ -346,7 +358,7 @@ class Mesh(RunsScripts, Scales, Printed, Compares, Tops, TellsFlames, Profiles, 
 
     def _check_nodes(self) -> None:
         if not self.core.is_up(self.ranks):
-            looking.check_nodes(self.core, self.ranks, self.reservation.pool)
+            check_nodes(self)
 
     def _check_alive(self) -> None:
         self._check_nodes()
@@ -405,7 +417,11 @@ class Mesh(RunsScripts, Scales, Printed, Compares, Tops, TellsFlames, Profiles, 
         with at_waits():
             run = self._start(spec, title)
             run.join()
-        return run.result()
+        try:
+            return run.result()
+        except RunFailed as failed:
+            failed.is_held = False  # the message says it all: it was one expression, and no code of a cell
+            raise
 
     def interrupt(self, kill_stuck: bool = False) -> InterruptReport:
         """Interrupt the runs on these ranks, whoever submitted them, and drop the runs that wait for these ranks.
@@ -431,101 +447,55 @@ class Mesh(RunsScripts, Scales, Printed, Compares, Tops, TellsFlames, Profiles, 
                 ]
         return interrupt_parts(parts, kill_stuck=kill_stuck)
 
-    def running(self) -> Iterator[Run]:
-        """Yield the unfinished runs on these ranks, running or waiting, whoever submitted them. This process follows
-        them from now on; `unfinished` only asks."""
-        for info in self.unfinished():
-            yield past.known(self.core, info.run_id) or past.follow(self, self.core, info)
-
-    def unfinished(self) -> list[RunInfo]:
-        """Return what is known of the unfinished runs on these ranks, running or waiting, whoever submitted them."""
-        under_way = self.core.under_way()
-        infos = {info.run_id: info for info in self.runs()}
-        infos |= {run.id: looking.run_info(run) for run in under_way if run.id not in infos and not run.done}
-        return [info for info in infos.values() if not (info.done or set(info.ranks).isdisjoint(self.ranks))]
-
-    def runs(self) -> list[RunInfo]:
-        """Return the runs that are unfinished, or whose results nobody has collected, oldest first."""
-        infos = self._run_infos()
-        here = set(self.core.collected)
-        return [info for info in infos if not (info.done and (info.collected or info.run_id in here))]
-
-    def past_runs(self, tracebacks_of: int = 0) -> list[RunInfo]:
-        """Return the newest few hundred runs, also finished ones, oldest first, each with its failures.
-
-        Args:
-            tracebacks_of: the number of a run. The failures of this run have their tracebacks.
-        """
-        return self._run_infos(pb.PastRuns(mesh_id=self.id, tracebacks_of=tracebacks_of))
-
-    def _run_infos(self, past_runs: pb.PastRuns | None = None) -> list[RunInfo]:
-        told = call(self.core.status(past_runs=past_runs))
-        return run_infos(((connection.name, mesh) for connection, mesh in told), self.core.me, time.time())
-
-    def attach_run(self, run_id: str, *, from_start: bool = False, listener: Listener | None = None) -> Run:
-        """Follow a run that another client submitted. If this process follows the run already, return it as it is.
-
-        Args:
-            run_id: the `id` of a Run, or the `run_id` of a RunInfo.
-            from_start: send all its output again, also of a finished run. By default only output that no client has
-                shown is sent.
-            listener: called with the run's events on a background thread.
-
-        Raises:
-            RunNotFound: there is no such run.
-        """
-        infos = self.past_runs() if from_start else self.runs()
-        return past.attach_run(self, self.core, infos, run_id, from_start=from_start, listener=listener)
-
-    # ---- ranks ----
-
-    def restart(self, ranks: int | Iterable[int] | None = None) -> None:
-        """Replace ranks by fresh ones with the same numbers, and return when the new ranks are ready.
-
-        The restarted ranks lose their variables and imports. The other ranks keep theirs. Their process groups are
-        aborted, so that an `init_process_group()` on all ranks forms a new group. A save in the background is waited
-        for first.
-
-        Args:
-            ranks: a rank, or several; by default all ranks of this mesh or part.
-
-        Raises:
-            TargetError: a rank is not in this mesh.
-            NodeUnreachable: a node does not answer. SpawnError: a new rank could not start.
-        """
-        chosen = self.ranks if ranks is None else self.select(ranks).ranks
-        finish_behind(self)
-        looking.restart(self.core, chosen, self.reservation.pool)
-
-    def status(self) -> list[RankInfo]:
-        """Return the state of each rank, as the allocators know it: pid, memory, and why it died. If the nodes of a job
-        do not answer, it has what the engine says about the job."""
-        return looking.statuses(self.core, self.ranks, self.reservation.pool)
-
-    def where(self) -> dict[int, run_pb2.Where]:
-        """Return where each rank's main thread is, by rank. Ranks that do not answer are missing."""
-        return call(self.core.where(self.ranks))
-
-    def stacks(self) -> StackReport:
-        """Return every rank's Python stack, or why there is none. It works also while C code holds the interpreter."""
-        return looking.stacks(self.core, self.ranks, self.reservation.pool)
-
-    def complete(self, code: str, cursor: int, rank: int | None = None) -> tuple[list[str], int]:
-        """Return completions of live names on a rank, and the index in `code` at which the completed word begins."""
-        alive = self._alive()
-        if not alive:
-            return [], cursor
-        return looking.complete(self.core, alive[0] if rank is None else rank, code, cursor)
-
-    def inspect(self, name: str) -> tuple[str, int]:
-        """Return the signature, documentation and type of a live name (with dots) on the first living rank, and that
-        rank. The text is empty when there is no such name."""
-        if alive := self._alive():
-            return looking.inspect(self.core, alive[0], name), alive[0]
-        return "", self.ranks[0]
-
     def _alive(self) -> list[int]:
         return [rank for rank in self.ranks if rank not in self.core.dead]
+
+    # ---- each in the file of its subject ----
+
+    running = running
+    unfinished = unfinished
+    runs = runs
+    past_runs = past_runs
+    attach_run = attach_run
+
+    restart = restart
+    status = status
+    where = where
+    stacks = stacks
+    complete = complete
+    inspect = inspect
+
+    run_script = run_script
+    run_program = run_program
+    submit_script = submit_script
+    start_script = start_script
+
+    scale = scale
+    end_groups = end_groups
+
+    logs = logs
+    log_batches = log_batches
+    metrics = metrics
+    plot = plot
+    numbers = numbers
+    run_titles = run_titles
+
+    diff = diff
+    top = top
+    flames_of = flames_of
+    profile_of = profile_of
+    found_in = found_in
+    memory_history_of = memory_history_of
+    memory = memory
+    memory_of = memory_of
+
+    save = save
+    load = load
+    saves = saves
+    autosave = autosave
+    autosave_off = autosave_off
+    autosave_status = autosave_status
+    save_now = save_now
 
 
 def _title(code: str) -> str:

@@ -1,4 +1,5 @@
-"""Monarch in this process: a client of worker loops, whose calls are made in the name of the cell that makes them.
+"""Monarch in this process: a client of worker loops, whose calls are made in the name of the cell that makes them, and
+which says in a cell that waits for long what goes on meanwhile.
 
 What of Monarch is private is used here alone, and as little as possible of it.
 """
@@ -15,20 +16,104 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+import threading
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from monarch_nb.actor.endpoints import declared
 from monarch_nb.actor.engine.process import process
-from monarch_nb.client.monarch.faults import Faults
-from monarch_nb.client.monarch.sources import name_cells
-from monarch_nb.client.monarch.waits import Waits
+from monarch_nb.client import presenting
 from monarch_nb.client.presenting import calling_cell
 from monarch_nb.client.runs.calls_run import this_client
 from monarch_nb.config import MONARCH_CALLER_VARIABLE, MONARCH_CLIENT_VARIABLE, cadence, patience
 from monarch_nb.errors import MonarchNbError, UsageError
 from monarch_nb.ground.interrupting import at_awaits
 from monarch_nb.worker.monarch.loop import TLS_VARIABLES
+
+if TYPE_CHECKING:
+    from monarch_nb.client.monarch.workers import AttachedMesh
+
+AFTER_S = cadence(3.0)
+"""As of our own actors: who waits for so long wants to know why."""
+LONGEST_S = cadence(24.0)
+"""So often it is asked again at least."""
+NOTICE = "waits"
+
+
+@dataclass(eq=False)
+class _Wait:
+    """One that goes on. `told`: something was said of it. It is asked of at `due_s`, and `pause_s` later again."""
+
+    cell: presenting.CallingCell
+    due_s: float = field(default_factory=lambda: time.monotonic() + AFTER_S)
+    pause_s: float = field(default_factory=lambda: AFTER_S)
+    asked: bool = False
+    told: bool = False
+
+
+class Waits:
+    """Looks after the cells of this process that wait. Scripts are left alone.
+
+    Args:
+        said: asks what goes on, and returns it for people; empty when that is not known.
+    """
+
+    def __init__(self, said: Callable[[], str]) -> None:
+        self._said = said
+        self._changed = threading.Condition()
+        self._waits: list[_Wait] = []
+        self._is_watched = False
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """In the block it is waited. Short waits cost next to nothing: they wake nobody."""
+        cell = presenting.calling_cell()
+        if cell is None:
+            yield
+            return
+        wait = _Wait(cell)
+        with self._changed:
+            self._waits.append(wait)
+            if not self._is_watched:
+                self._is_watched = True
+                threading.Thread(target=self._watch, name="monarch_nb waits", daemon=True).start()
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._waits.remove(wait)
+                if wait.asked:  # the watch may rest for longer than the next wait is to
+                    self._changed.notify()
+                if wait.told:
+                    cell.tell("", NOTICE)
+
+    def _watch(self) -> None:
+        while (wait := self._next()) is not None:
+            self._tell(wait, self._said())
+
+    def _next(self) -> _Wait | None:
+        """Return the oldest wait when it is to be asked what goes on; None, and the watch is over: nobody waits."""
+        with self._changed:
+            while self._waits:
+                oldest = self._waits[0]
+                left_s = oldest.due_s - time.monotonic()
+                if left_s <= 0:
+                    oldest.asked = True
+                    return oldest
+                self._changed.wait(left_s)
+            self._is_watched = False
+        return None
+
+    def _tell(self, wait: _Wait, text: str) -> None:
+        with self._changed:
+            if wait in self._waits and (text or wait.told):
+                wait.cell.tell(text, NOTICE)
+                wait.told = True
+            wait.due_s, wait.pause_s = time.monotonic() + wait.pause_s, min(2 * wait.pause_s, LONGEST_S)
+
 
 EXTRA = "pip install 'monarch-nb[monarch]'"
 TRUST_ALL = "trust_all_connections"
@@ -40,31 +125,12 @@ _CALLS = ("call", "call_one", "choose", "broadcast", "stream", "rref")
 
 _gateways: list[str] = []
 """The worker through which this process is attached, where that is over a network."""
-_meshes: dict[str, Attached] = {}
+_meshes: dict[str, AttachedMesh] = {}
 """Meshes with workers that this process is attached to, by id."""
-_attached: list[tuple[Any, Attached]] = []
+_attached: list[tuple[Any, AttachedMesh]] = []
 """HostMeshes that this process has, and the meshes with their workers."""
 _called: set[str] = set()
 """What this process has called: "trainers.step"."""
-
-
-class Attached(Protocol):
-    """A mesh whose ranks are workers."""
-
-    def is_over(self) -> bool:
-        """Return whether it has ended."""
-
-    def said_of_dead(self) -> str:
-        """Return what is to be said of workers that died or were stopped; empty when all live."""
-
-    def deaths(self) -> list[str]:
-        """Return what a cell that waits is told of workers that died or were stopped."""
-
-    def said_of_running(self) -> str:
-        """Ask what actors execute, and return it for people; empty when that is nothing."""
-
-    def said_of_waiting(self, titles: Collection[str]) -> str:
-        """As said_of_running, for a cell that waits: of the endpoints with these titles."""
 
 
 def load() -> Any:
@@ -112,7 +178,7 @@ def join(gateway: str, certificates: Mapping[str, str]) -> None:
     _gateways[:] = [gateway]
 
 
-def attach(workers: Sequence[str], name: str, python: str, mesh: Attached) -> Any:
+def attach(workers: Sequence[str], name: str, python: str, mesh: AttachedMesh) -> Any:
     """Return the HostMesh of some workers, in their order.
 
     Args:
@@ -183,7 +249,7 @@ def _end() -> None:
         load().shutdown_context(host_timeout=FLUSH_S).get(STOP_S)
 
 
-def call_in_cells(mesh_id: str, attached: Attached) -> None:
+def call_in_cells(mesh_id: str, attached: AttachedMesh) -> None:
     """From now on what this process calls of Monarch's actors is called in the name of the cell that does, on the mesh
     that has the workers."""
     _patch()
@@ -194,7 +260,6 @@ def call_in_cells(mesh_id: str, attached: Attached) -> None:
 
 @functools.cache
 def _patch() -> None:
-    name_cells()
     actor_mesh = importlib.import_module("monarch._src.actor.actor_mesh")
     proc_mesh = importlib.import_module("monarch._src.actor.proc_mesh")
     future = importlib.import_module("monarch._src.actor.future")
@@ -302,12 +367,12 @@ def _tag(title: str) -> None:
         _tell_deaths()
 
 
-def _known() -> list[Attached]:
+def _known() -> list[AttachedMesh]:
     """Return the meshes with workers; those that have ended when there are no others."""
     return [each for each in _meshes.values() if not each.is_over()] or list(_meshes.values())
 
 
-def _said(of: Callable[[Attached], str]) -> str:
+def _said(of: Callable[[AttachedMesh], str]) -> str:
     """Return what is to be said of the meshes with workers. What can not be learnt is missing."""
     lines = []
     for each in _known():
@@ -331,7 +396,7 @@ def _said_of_waiting() -> str:
 
 def _tell_fault(failure: Any) -> None:
     """A failure of actors that nobody waits for: it is shown, and ends nothing."""
-    _faults.add(failure.report(), _said(lambda each: each.said_of_dead()))
+    tell("\n".join(filter(None, (failure.report(), _said(lambda each: each.said_of_dead())))))
 
 
 def tell(text: str) -> None:
@@ -342,5 +407,4 @@ def tell(text: str) -> None:
         sys.stderr.write(f"{text}\n")
 
 
-_faults = Faults(tell)
 _waits = Waits(_said_of_waiting)

@@ -6,26 +6,29 @@ after the clients that use them, and has all nodes end the mesh when the last cl
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Any
 
 from monarch_nb.client.connections.bridge import call
 from monarch_nb.client.connections.connection import Connection
 from monarch_nb.client.meshes.mesh import Mesh
 from monarch_nb.client.monarch import engine
-from monarch_nb.client.pools.facts.actor_infos import ActorInfo, grouped
-from monarch_nb.client.pools.leasing.claims import Claim
-from monarch_nb.client.pools.leasing.undertaking import using
-from monarch_nb.client.runs.interrupts.interrupt_report import NO_INTERRUPT
-from monarch_nb.config import MONARCH_MESH, TUNNEL_SCHEME, patience
+from monarch_nb.client.pools.actor_infos import ActorInfo, grouped
+from monarch_nb.client.pools.leasing import using
+from monarch_nb.client.runs.interrupting import NO_INTERRUPT
+from monarch_nb.config import MONARCH_LINGER_S, MONARCH_MESH, TUNNEL_SCHEME, patience
 from monarch_nb.errors import RunFailed, SpawnError, UsageError
 from monarch_nb.ground.interrupting import at_waits
 from monarch_nb.ground.rank_sets import counted, name_ranks
-from monarch_nb.times import duration
+from monarch_nb.times import Duration, duration, seconds_of
 from monarch_nb.trust.passing import passing_certificate
+
+if TYPE_CHECKING:
+    from monarch_nb.client.reservations.meshes import Meshes
+    from monarch_nb.client.reservations.reservation import Reservation
 
 _SERVE = "from monarch_nb.worker.monarch.loop import serve as _serve\n_serve(rank, {version!r})"
 _CERTIFICATES = '__import__("monarch_nb.worker.monarch.loop", fromlist=["_"]).certificates()'
@@ -35,23 +38,6 @@ PER_HOST = {"workers": 1}
 BREAKPOINT = "a breakpoint ("
 """So begins where an actor is that waits at one (`monarch_nb.worker.monarch.census`)."""
 DEBUGGER = "monarch debug in a terminal of this machine opens Monarch's debugger"
-
-
-class Meshes(Protocol):
-    """The meshes of a reservation."""
-
-    @property
-    def addresses(self) -> list[str]: ...
-
-    def all(self) -> Awaitable[list[Mesh]]: ...
-
-    def spawn(
-        self, nodes: Sequence[str], per_host: dict[str, int], name: str, *, replaces: bool = False
-    ) -> Awaitable[Mesh]: ...
-
-    async def stop(self, mesh_id: str) -> list[str]: ...
-
-    def claim(self, name: str) -> Claim: ...
 
 
 @dataclass(frozen=True)
@@ -289,10 +275,9 @@ def _places(mesh: Mesh) -> tuple[dict[int, dict[str, str]], Mapping[str, str]]:
     """Return where each rank's loop is to listen, and the certificates of connections over a network: those that loops
     have already, or new ones, which nobody else in the pool has."""
     connections = {rank: mesh.core.connection_of(rank) for rank in mesh.ranks}
-    nodes = {rank: {"node": connection.name} for rank, connection in connections.items()}
     if all(_is_here(connection) for connection in connections.values()):
         sockets = {rank: str(Path(one.address.partition(":")[2]).parent) for rank, one in connections.items()}
-        return {rank: {"directory": directory} | nodes[rank] for rank, directory in sockets.items()}, {}
+        return {rank: {"directory": directory} for rank, directory in sockets.items()}, {}
     if tunnels := [one.name for one in connections.values() if one.address.startswith(TUNNEL_SCHEME)]:
         raise UsageError(
             f"{', '.join(tunnels)} are reached through a tunnel of ssh, which carries no connections of Monarch's: "
@@ -301,8 +286,63 @@ def _places(mesh: Mesh) -> tuple[dict[int, dict[str, str]], Mapping[str, str]]:
     hosts = {rank: call(connection.describe()).store_host for rank, connection in connections.items()}
     there = [one for one in mesh.pull(_CERTIFICATES) if one]
     certificates = there[0] if there else passing_certificate(hosts.values())
-    return {rank: {"host": host, **certificates} | nodes[rank] for rank, host in hosts.items()}, certificates
+    return {rank: {"host": host, **certificates} for rank, host in hosts.items()}, certificates
 
 
 def _is_here(connection: Connection) -> bool:
     return connection.address.startswith("unix:") and not connection.address.startswith(TUNNEL_SCHEME)
+
+
+def monarch(
+    reservation: Reservation, *, nodes: Iterable[int] | None = None, linger: Duration = MONARCH_LINGER_S
+) -> Any:
+    """Return the nodes as a `monarch.actor.HostMesh`, with one host per node. Everything of it is Monarch's own.
+
+    The first call starts Monarch's worker loop on each node: a rank of the mesh `monarch`, with the environment,
+    the GPUs, the directory and the Python of the other ranks. Later calls, also in other kernels, attach to the
+    same workers. What actors print is shown in the cell that calls them.
+
+    The workers end with the reservation, with `dev.stop_mesh("monarch")`, with `shutdown()` of the hosts, and when
+    the last client that uses them has been gone for a while. Actors end with the client that spawned them.
+
+    Args:
+        nodes: the numbers of those that are meant; by default all.
+        linger: how long the workers stay when the last client is gone: "10m", "2h", a timedelta or seconds.
+
+    Raises:
+        UsageError: torchmonarch is not installed here or on a node, the versions differ, or there is no such node.
+        SpawnError: a worker could not start.
+        NodeUnreachable: a node does not answer.
+
+    Example:
+        >>> hosts = dev.monarch()  # doctest: +SKIP
+        >>> procs = hosts.spawn_procs(per_host={"gpus": 8})  # doctest: +SKIP
+        >>> trainers = procs.spawn("trainers", Trainer)  # doctest: +SKIP
+    """
+    linger_s = seconds_of(linger, "linger")
+    engine.load()
+    over = {addresses: hosts for addresses, hosts in reservation._attached.items() if engine.is_shut_down(hosts)}
+    with claimed(reservation.meshes, reservation.name):
+        mesh = call(mesh_of(reservation.meshes))
+        call(stay_while_used(mesh, linger_s))
+        serving = serve(mesh, {address for addresses in over for address in addresses})
+    for shut_down in over:
+        del reservation._attached[shut_down]
+    addresses = chosen(serving.addresses, nodes)
+    hosts = reservation._attached.get(addresses)
+    if hosts is None:
+        if serving.certificates:
+            engine.join(serving.addresses[0], serving.certificates)
+        tell_deaths(mesh)
+        attached = AttachedMesh(mesh)
+        engine.call_in_cells(mesh.id, attached)
+        hosts = reservation._attached[addresses] = engine.attach(addresses, reservation.name, serving.python, attached)
+        engine.after_shutdown(hosts, lambda: _end_if_idle(reservation, serving))
+    return hosts
+
+
+def _end_if_idle(reservation: Reservation, serving: Workers) -> None:
+    """Hosts were shut down: when no loop is left, end the ranks that have run them."""
+    over = {address for each, hosts in reservation._attached.items() if engine.is_shut_down(hosts) for address in each}
+    if over.issuperset(serving.addresses):
+        call(reservation.meshes.stop(serving.mesh.id))

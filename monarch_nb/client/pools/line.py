@@ -1,10 +1,9 @@
 """Waiting for slots that others hold: this client's place in the line, and its turn.
 
 Each node has a line (monarch_nb.allocator.leases.line), and a client stands in all of them while it waits, with a
-ticket that the pool's first node has given it, or the next one when that is away. When that node gives it another one,
-as its person holds more or less than before, the client stands in the other lines anew. A node that comes back may not
-know all who wait yet, so the place is the last one that any node tells: who has the lowest ticket is the first
-everywhere. Only the first tries to reserve, when some node says that slots came free, or, where no node can know of it
+ticket that the pool's first node has given it, or the next one when that is away. A node that comes back may not know
+all who wait yet, so the place is the last one that any node tells: who has the lowest ticket is the first everywhere.
+Only the first tries to reserve, when some node says that slots came free, or, where no node can know of it
 (a node is there again, a program has left a GPU), now and then. Nothing is leased meanwhile.
 """
 
@@ -16,8 +15,8 @@ import time
 import uuid
 
 from monarch_nb.client.connections.connection import Connection
-from monarch_nb.client.pools.facts.choosing import Shape, who_holds
-from monarch_nb.client.pools.facts.held import current_owner
+from monarch_nb.client.pools.choosing import Shape, who_holds
+from monarch_nb.client.pools.held import current_owner
 from monarch_nb.client.pools.pool import Pool, Progress, in_order
 from monarch_nb.config import cadence
 from monarch_nb.errors import MonarchNbError, NodeUnreachable
@@ -47,7 +46,6 @@ class Line:
         )
         self._ends_s = None if longest_s is None else time.monotonic() + longest_s
         self._streams: dict[Connection, asyncio.Task[None]] = {}
-        self._giver: Connection | None = None
         self._away: set[Connection] = set()
         self._places: dict[Connection, int] = {}
         self._changed = asyncio.Event()
@@ -115,11 +113,7 @@ class Line:
             async with contextlib.aclosing(connection.stream("Wait", self._request)) as replies:
                 async for reply in replies:
                     self._away.discard(connection)
-                    self._take(connection, reply.ticket)
-                    if reply.ticket != self._request.ticket:  # it was on its way with an older one
-                        self._changed.set()
-                        self._streams[connection].cancel()
-                        continue
+                    self._request.ticket = reply.ticket
                     self._places[connection] = reply.place
                     self._may_be_free |= reply.freed
                     self._changed.set()
@@ -134,16 +128,6 @@ class Line:
             del self._streams[connection]
             if self._places.pop(connection, None):
                 self._changed.set()
-
-    def _take(self, connection: Connection, ticket: float) -> None:
-        """Take a ticket, if it is from the node that gives them, and leave the lines where one stands with another."""
-        if not self._request.ticket:
-            self._giver = connection
-        if connection is not self._giver or ticket == self._request.ticket:
-            return
-        self._request.ticket = ticket
-        for other in self._places.keys() - {connection}:  # a call that is just beginning leaves by itself
-            self._streams[other].cancel()
 
     async def _tell(self) -> None:
         """Say the place, and who holds what, when that is news."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from monarch_nb.config import DEFAULT_POOL, POOL_VARIABLE, TrustPaths
+from monarch_nb.ground.rank_sets import listed
+from monarch_nb.provision import provisioner_of
 from monarch_nb.provision.known import is_known, no_such_pool, why_no_local_pool
 from monarch_nb.trust.pools import is_pool, pool_names, pools_directory
 
@@ -45,6 +47,11 @@ def no_nodes(name: str) -> str:
     else:
         up = "monarch-nb up" if name == DEFAULT_POOL else f"monarch-nb up --pool {name}"
         said = f"no pool {name!r} is up: {up} starts one, and so does %mesh reserve"
+        if died := [node.node_id for node in provisioner_of(name).nodes(pool=name) if node.has_died]:
+            they, them = "are not started by themselves", "them"
+            if len(died) == 1:
+                they, them = "is not started by itself", "it"
+            said = f"{listed(died)} died and {they} now: {up} starts {them} again"
     return f"{said}; {others}" if others else said
 
 

@@ -9,6 +9,7 @@ import asyncio
 import atexit
 import os
 import sys
+import time
 import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,24 +20,28 @@ from monarch_nb import config
 from monarch_nb.client.connections.asking import STRAGGLER_S, answers
 from monarch_nb.client.connections.bridge import call
 from monarch_nb.client.connections.connection import SPAWN_TIMEOUT_S, Connection
-from monarch_nb.client.connections.tree import FollowedThrough, TreeConnection
+from monarch_nb.client.connections.session import MeshSession
 from monarch_nb.client.files.evidence import check_shared, nodes_seeing
 from monarch_nb.client.files.project import holds_home
-from monarch_nb.client.pools.answering.asked import each_once, mismatch, said_for_which
-from monarch_nb.client.pools.answering.last_heard import held_on, keep
-from monarch_nb.client.pools.answering.reach import check_ways
-from monarch_nb.client.pools.answering.revocations import Messenger
-from monarch_nb.client.pools.answering.silence import all_away, nobody_answers, reasons
-from monarch_nb.client.pools.facts.amounts import ANY, Amounts
-from monarch_nb.client.pools.facts.choosing import Shape, choose_nodes, lacking
-from monarch_nb.client.pools.facts.held import HeldReservation, current_owner
-from monarch_nb.client.pools.facts.missing import not_found, raise_if_released
-from monarch_nb.client.pools.leasing.attempts import Outrun, tried
-from monarch_nb.client.pools.leasing.late_releases import LateReleases
-from monarch_nb.client.pools.leasing.releasing import release
-from monarch_nb.client.pools.leasing.undertaking import making, several
-from monarch_nb.client.pools.namesakes import namesakes, told_apart
-from monarch_nb.client.pools.namesakes import warning as namesakes_warning
+from monarch_nb.client.pools.answering import (
+    Messenger,
+    Step,
+    all_away,
+    check_ways,
+    each_once,
+    held_on,
+    keep,
+    mismatch,
+    namesakes,
+    nobody_answers,
+    reasons,
+    said_for_which,
+    told_apart,
+)
+from monarch_nb.client.pools.answering import warning as namesakes_warning
+from monarch_nb.client.pools.choosing import Shape, choose_nodes, lacking
+from monarch_nb.client.pools.held import HeldReservation, current_owner, not_found, raise_if_released
+from monarch_nb.client.pools.leasing import Outrun, making, release, several, tried
 from monarch_nb.client.pools.others import no_nodes
 from monarch_nb.config import patience
 from monarch_nb.errors import (
@@ -93,14 +98,12 @@ class SpawnOptions:
 
 @dataclass(frozen=True)
 class Terms:
-    """Whose a reservation is to be, how long (seconds, 0 for no limit), whether it takes GPUs that others use, and how
-    much it may have of each node."""
+    """Whose a reservation is to be, how long (seconds, 0 for no limit), and whether it takes GPUs that others use."""
 
     notebook: str = ""
     time_s: float = 0.0
     idle_s: float = 0.0
     force_busy: bool = False
-    amounts: Amounts = ANY
 
 
 class Pool:
@@ -111,7 +114,6 @@ class Pool:
         self.connections: dict[str, Connection] = {}
         """By the addresses at which nodes are reached from here."""
         self._messenger = Messenger(name)
-        self.late_releases = LateReleases(name)
         self._silent: dict[str, tuple[str, NodeUnreachable | VersionMismatch]] = {}
         """Of nodes that did not answer when all were asked last, or in another protocol: their addresses, and what
         asking them ended with."""
@@ -130,8 +132,13 @@ class Pool:
         """Whether a node lives."""
         return bool(self._living_nodes())
 
+    @property
+    def is_there(self) -> bool:
+        """Whether a node lives, or did."""
+        return any(node.alive or node.has_died for node in provisioner_of(self.name).nodes(pool=self.name))
+
     def revive(self, say: Progress) -> None:
-        """Start the allocators again that died; they adopt their ranks.
+        """Start the allocators again that died, to end what their ranks hold; they adopt their ranks.
 
         Raises:
             PoolError: one did not start.
@@ -215,7 +222,7 @@ class Pool:
                 raise reply
             await self._messenger.bring(connection, reply.node.revocations)
             answered.append((connection, reply))
-        answered = await self.late_releases.settle(each_once(answered), request)
+        answered = each_once(answered)
         self._silent = silent  # only now: somebody else may ask meanwhile
         there = {connection for connection, _ in answered}
         self.listed = [one for one in connections if one in there or one.name in self.silent]
@@ -233,7 +240,7 @@ class Pool:
     def _what_is_known(self, identity: Identity | None) -> str:
         """Return what there is to say when no node answers."""
         held = self.held_on_silent()
-        return trouble(self.name) or nobody_answers(self.name, identity, held, self.late_releases.names)
+        return trouble(self.name) or nobody_answers(self.name, identity, held)
 
     async def why_silent(self, but: Collection[str] = ()) -> dict[str, str]:
         """Return why nodes did not answer when all were asked last, by name. `but`: those that need not be told of."""
@@ -316,11 +323,9 @@ class Pool:
         return made
 
     async def find(self, name: str, say: Progress | None = None) -> HeldReservation | None:
-        """Return our reservation of that name. `say` as of `ask`."""
-        for held in await self.reservations(say=say):
-            if held.facts.name == name and held.is_mine:
-                return held
-        return None
+        """Return our newest reservation of that name. `say` as of `ask`."""
+        called = [held for held in await self.reservations(say=say) if held.facts.name == name and held.is_mine]
+        return called[-1] if called else None
 
     async def held(self, reservation_id: str, name: str, *, memory: bool = False) -> HeldReservation:
         """Return what the living nodes hold of a reservation. `memory` as of `ask`.
@@ -350,12 +355,7 @@ class Pool:
         return nodes if all(name in self._silent for name in nodes) else []
 
     def end_of(self, reservation_id: str) -> pb.Ended | None:
-        """Return what is known here of the end of a reservation whose nodes can not be asked: this process was told, or
-        somebody has released it on this computer while none answered."""
-        if told := self._told_of.get(reservation_id):
-            connection, _ = next(iter(told.nodes.values()))
-            if late := self.late_releases.end_of(told.facts, connection.identity):
-                return late
+        """Return what this process was told of the end of a reservation, whose nodes may not answer any more."""
         return self._ended.get(reservation_id)
 
     def note_end(self, ended: pb.Ended) -> None:
@@ -399,7 +399,7 @@ class Pool:
         chosen = choose_nodes(shape, described, force_busy=terms.force_busy, silent=silent, own_pid=os.getpid())
         connections = [answers[index][0] for index in chosen]
         owner = current_owner(connections[0].identity)
-        reservation_id, created_at = uuid.uuid4().hex, self.late_releases.time_of_new(name)
+        reservation_id, created_at = uuid.uuid4().hex, time.time()
         requests = [
             pb.ReserveRequest(
                 reservation_id=reservation_id,
@@ -415,8 +415,6 @@ class Pool:
                 idle_s=terms.idle_s,
                 force_busy=terms.force_busy,
                 client_id=connection.client_id,
-                memory_bytes=terms.amounts.memory_bytes,
-                cpus=terms.amounts.cpus,
             )
             for node_rank, connection in enumerate(connections)
         ]
@@ -424,25 +422,28 @@ class Pool:
             connection.hold_session()  # when it breaks off, the nodes take what is half-made back
         try:
             async with making(several(connections), reservation_id, owner=owner):
-                say(f"leasing {shape}")
-                await lease(dict(zip(connections, requests, strict=True)))
-                await check_ways(connections)
-                if options.shared:  # only now: who holds nothing on a node of others has no files looked for there
-                    await check_shared(connections, options.shared)
-                seen = await nodes_seeing(connections, options.directory)
+                with Step(f"leasing {shape}", say) as step:
+                    await lease(dict(zip(connections, requests, strict=True)), step)
+                    step.waits_for("the nodes to reach each other")
+                    await check_ways(connections)
+                    if options.shared:  # only now: who holds nothing on a node of others has no files looked for there
+                        step.waits_for(f"the nodes to look for {options.shared}")
+                        await check_shared(connections, options.shared)
+                    step.waits_for(f"the nodes to look for {options.directory}")
+                    seen = await nodes_seeing(connections, options.directory)
                 if not all(seen) and options.root and holds_home(Path(options.root)):
                     options = replace(options, root="")  # never copied whole
                 own = ", ".join(of_start(options.environment, os.environ, ()))
                 by = f", from a Python that starts with {own}" if own else ""
-                say(f"starting {counted(shape.nodes * shape.per_node, 'rank')}{by}")
-                await spawn_mesh(connections, reservation_id, "main", shape, options, seen)
+                with Step(f"starting {counted(shape.nodes * shape.per_node, 'rank')}{by}", say) as step:
+                    step.waits_for(
+                        f"the nodes to import {', '.join(options.preload)}" if options.preload else "the nodes"
+                    )
+                    await spawn_mesh(connections, reservation_id, "main", shape, options, seen)
                 nodes = [files_pb2.Peer(node_id=each.name, address=each.node_address) for each in connections]
                 confirm = pb.ConfirmRequest(reservation_id=reservation_id, nodes=nodes)
                 await all_of(connection.unary("Confirm", confirm) for connection in connections)
-            held = await self.held(reservation_id, name)
-            if terms.amounts != ANY:
-                check_limited(held, terms.amounts)
-            return held
+            return await self.held(reservation_id, name)
         except BaseException:
             await asyncio.shield(release(connections, reservation_id))
             raise
@@ -465,21 +466,14 @@ def in_order(connections: Iterable[Connection]) -> list[Connection]:
     return sorted(connections, key=lambda connection: connection.name)
 
 
-def check_limited(held: HeldReservation, amounts: Amounts) -> None:
-    """Raise VersionMismatch where a node does not know what limits of memory and CPUs are."""
-    for connection, status in held.nodes.values():
-        if Amounts(status.memory_bytes, status.cpus) != amounts:
-            older = "runs an older monarch_nb, which can not limit memory or CPUs: restart its allocator"
-            raise VersionMismatch(f"{connection.name} {older}")
-
-
-async def lease(requests: Mapping[Connection, pb.ReserveRequest]) -> None:
+async def lease(requests: Mapping[Connection, pb.ReserveRequest], step: Step) -> None:
     """Lease slots of nodes, one after the other, in the order in which every client does.
 
     So of clients that want the same nodes one gets them: whoever is refused on a node was outrun by one that goes on
     to later nodes only, and the last of these is refused nowhere.
     """
     for connection in in_order(requests):
+        step.waits_for(f"{connection.name} to answer")
         try:
             await connection.unary("Reserve", requests[connection])
         except CapacityError as error:
@@ -546,19 +540,17 @@ _pools: dict[str, Pool] = {}
 
 
 def _flush_at_exit() -> None:
-    connections: list[FollowedThrough] = [
-        *(connection for pool in _pools.values() for connection in pool.connections.values()),
-        *TreeConnection.alive,
-    ]
+    sessions = list(MeshSession.alive)
+    connections = [connection for pool in _pools.values() for connection in pool.connections.values()]
     try:
-        call(_flush(connections), FLUSH_AT_EXIT_S)
+        call(_flush([*connections, *sessions]), FLUSH_AT_EXIT_S)
     except (TimeoutError, KeyboardInterrupt):
-        if late := ", ".join(connection.name for connection in connections if connection.is_submitting):
+        if late := ", ".join(node for session in sessions for node in session.submitting_to()):
             sys.stderr.write(f"monarch_nb: the last runs may be lost on {late}: no answer before the end\n")
 
 
-async def _flush(connections: Iterable[FollowedThrough]) -> None:
-    await asyncio.gather(*(connection.flush() for connection in connections))
+async def _flush(each: Iterable[Connection | MeshSession]) -> None:
+    await asyncio.gather(*(one.flush() for one in each))
 
 
 def pool_named(name: str | None) -> Pool:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
+from weakref import WeakMethod, finalize
 
 from monarch_nb.allocator.state.limits import released
 from monarch_nb.branches.layout import nodes_of
 from monarch_nb.client.connections.asking import answers
+from monarch_nb.client.connections.bridge import post
 from monarch_nb.client.connections.connection import SPAWN_TIMEOUT_S, Connection
-from monarch_nb.client.connections.tree import TreeConnection
-from monarch_nb.client.pools.answering import silence
-from monarch_nb.client.pools.facts.held import current_owner
-from monarch_nb.client.pools.facts.infos import run_infos, shared_no_longer
+from monarch_nb.client.connections.session import MeshSession
+from monarch_nb.client.pools import answering
+from monarch_nb.client.pools.held import current_owner
+from monarch_nb.client.pools.infos import run_infos, shared_no_longer
 from monarch_nb.client.presenting import name_here
 from monarch_nb.config import NUMBERS_TO_SPARE, patience
 from monarch_nb.deaths import describe_death
@@ -47,8 +49,7 @@ class MeshRanks:
         self.mesh_id, self.connections, self.ranks_per_node = mesh_id, connections, ranks_per_node
         self.reservation_id, self.reservation_name = "", "NAME"
         self._split_last: tuple[tuple[int, ...], dict[int, list[int]]] = ((), {})  # a mesh is split at every run
-        self.tree: TreeConnection | None = None
-        """What runs are followed through when there are many nodes; None: the connection of each."""
+        self._session: MeshSession | None = None
         self.first_node, self.newest_number = 0, 0
         self.dead: dict[int, str] = {}
         self.has_told_lone_training = False
@@ -59,6 +60,32 @@ class MeshRanks:
         later."""
         self.is_over = False
         """Whether the mesh has ended, as far as this process knows."""
+        self.when_dead: Callable[[int, str], object] | None = None
+        """Called on the background loop with a rank that has died, and why."""
+
+    @property
+    def session(self) -> MeshSession:
+        """What runs are followed through. On the background loop."""
+        if self._session is None:
+            method = WeakMethod(self._on_rank_died)
+
+            def on_death(died: pb.RankDied) -> None:
+                if tell := method():
+                    tell(died)
+
+            self._session = MeshSession(self.mesh_id, self.connections, self.ranks_per_node, on_death)
+            finalize(self, post, self._session.close).atexit = False
+        return self._session
+
+    def collect(self, run_id: str) -> None:
+        """Tell the nodes that the results of a run are here, unless the mesh has ended."""
+        if self._session is not None:
+            self._session.collect(run_id)
+
+    def _on_rank_died(self, died: pb.RankDied) -> None:
+        self.dead[died.rank] = why = describe_death(died.death)
+        if self.when_dead is not None:
+            self.when_dead(died.rank, why)
 
     @property
     def me(self) -> str:
@@ -114,24 +141,19 @@ class MeshRanks:
     def is_up(self, ranks: Iterable[int]) -> bool:
         """Whether all nodes that a run on these ranks needs are known to answer. From any thread."""
         is_first = not any(self.is_node_up(node) for node in range(self.first_node))
-        if self.tree is not None:
-            nodes = nodes_of(Ranges.of(ranks), self.ranks_per_node)
-            return is_first and nodes | Ranges.of((self.first_node,)) <= self.tree.there
-        return is_first and all(self.is_node_up(node) for node in {self.first_node, *self.by_node(ranks)})
+        nodes = nodes_of(Ranges.of(ranks), self.ranks_per_node) | Ranges.of((self.first_node,))
+        return is_first and self._session is not None and nodes <= self._session.there
 
     def is_node_up(self, node: int) -> bool:
         """Whether a node is known to answer."""
-        if self.tree is not None:
-            return node in self.tree.there
-        return node in self.connections and self.connections[node].up
+        return self._session is not None and node in self._session.there
 
     async def check_nodes(self, ranks: Iterable[int]) -> None:
         """Raise NodeUnreachable unless all nodes of these ranks answer. When the node that gave runs their numbers does
         not, another one does from now on."""
         by_node = self.by_node(ranks)
         nodes = set(by_node)
-        if self.tree is not None:
-            nodes &= await self.tree.wait_up({self.first_node, *nodes})
+        nodes &= await self.session.wait_up({self.first_node, *nodes})
         checked = dict(zip(nodes, await asyncio.gather(*map(self._answers, nodes)), strict=True))
         away = {node for node, answers in checked.items() if not answers}
         others = [rank for node, on_node in by_node.items() if node not in away for rank in on_node]
@@ -143,7 +165,7 @@ class MeshRanks:
             absence = connection.absence
             if on_node:
                 ways = {"name": self.reservation_name, "replacement": self.replacement}
-                absence = silence.needed(connection, on_node, others, **ways, is_last=is_last)
+                absence = answering.needed(connection, on_node, others, **ways, is_last=is_last)
             raise NodeUnreachable(absence, connection.name)
         await self.choose_first()
 
@@ -164,13 +186,8 @@ class MeshRanks:
 
     async def _first_there(self) -> int:
         """Return the first node that answers; if none does, the one that was it."""
-        if self.tree is not None:
-            await self.tree.wait_up({self.first_node})
-            return min(filter(self.is_node_up, self.connections), default=self.first_node)
-        for node in sorted(self.connections):
-            if await self._answers(node):
-                return node
-        return self.first_node
+        await self.session.wait_up({self.first_node})
+        return min(filter(self.is_node_up, self.connections), default=self.first_node)
 
     async def number_of(self, run_id: str) -> int:
         """Return the number under which a node that answers knows a run; 0 when none does."""
@@ -207,14 +224,13 @@ class MeshRanks:
         """Return where ranks are (in a script, by its run); those that did not answer are missing.
 
         Args:
-            is_urgent: of many nodes, ask those directly that are not heard of in time.
+            is_urgent: ask those directly that are not heard of in time.
         """
         found: dict[int, run_pb2.Where] = {}
         left = set(ranks)
         by_node = self.by_node(ranks)
-        if self.tree is not None and (there := [node for node in by_node if self.is_node_up(node)]):
-            asked = [rank for node in there for rank in by_node[node]]
-            found, unheard = await self.tree.where(asked, run_id)
+        if asked := [rank for node, on_node in by_node.items() if self.is_node_up(node) for rank in on_node]:
+            found, unheard = await self.session.where(asked, run_id)
             left.difference_update(asked)
             left |= unheard if is_urgent else set()
         replies = await self.control(sorted(left), timeout_s=patience(1.0), where=True, run_id=run_id)
@@ -319,15 +335,15 @@ class MeshRanks:
             return ""
         is_last = not any(self.is_node_up(node) for node in self.connections)
         replacement = "" if "%mesh replace" in said else self.replacement
-        return silence.way_on(self.reservation_name, replacement, is_last=is_last)
+        return answering.way_on(self.reservation_name, replacement, is_last=is_last)
 
     def all_away(self) -> NodeUnreachable:
         """Return the error that says that none of its nodes answers, and what this process knows all the same."""
         nodes = [self.connections[node] for node in sorted(self.connections)]
         if all(node.is_local for node in nodes):
-            return NodeUnreachable("; ".join(node.absence for node in nodes), nodes[0].name)
+            return NodeUnreachable("; ".join(dict.fromkeys(node.absence for node in nodes)), nodes[0].name)
         names = [f"{node.name}{f' ({since})' if (since := node.since.strip()) else ''}" for node in nodes]
-        return silence.all_away(self.reservation_name, names, self.known_runs)
+        return answering.all_away(self.reservation_name, names, self.known_runs)
 
     def gone(self, replies: Iterable[pb.StatusReply]) -> MonarchNbError:
         """Return why no node tells of the mesh."""

@@ -4,21 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from os import PathLike
+from typing import TYPE_CHECKING, Any
 
+from monarch_nb.actor.actor_mesh import ActorMesh
+from monarch_nb.actor.hosts import ProcMesh, find_actors
 from monarch_nb.client.connections.bridge import call
 from monarch_nb.client.connections.connection import Connection
 from monarch_nb.client.meshes.core import MeshCore
 from monarch_nb.client.meshes.mesh import Mesh
-from monarch_nb.client.pools.facts.actor_infos import ActorInfo, actor_infos
-from monarch_nb.client.pools.facts.held import HeldReservation, MeshParts
-from monarch_nb.client.pools.leasing.beside import Place, checked, spawn_beside, stop_beside
-from monarch_nb.client.pools.leasing.claims import Claim
-from monarch_nb.client.reservations.needs import Holding
-from monarch_nb.client.reservations.placing import main_of, specs_like_main
-from monarch_nb.config import patience
+from monarch_nb.client.pools.actor_infos import ActorInfo, actor_infos
+from monarch_nb.client.pools.held import HeldReservation, MeshParts
+from monarch_nb.client.pools.leasing import Claim, Place, checked, spawn_beside, stop_beside
+from monarch_nb.client.reservations.changing import main_of, specs_like_main
+from monarch_nb.config import MONARCH_MESH, patience
 from monarch_nb.errors import MonarchNbError, NoSuchMesh, TargetError, UsageError
+from monarch_nb.ground.rank_sets import name_ranks
 from monarch_nb.proto import allocator_pb2 as pb
+from monarch_nb.times import duration
+from monarch_nb.worker.saving.asked import LoadReport, SaveReport
+
+if TYPE_CHECKING:
+    from monarch_nb.client.reservations.reservation import Reservation
 
 
 class Meshes(Mapping[str, Mesh]):
@@ -37,7 +45,7 @@ class Meshes(Mapping[str, Mesh]):
         [0, 1]
     """
 
-    def __init__(self, reservation: Holding, held: HeldReservation) -> None:
+    def __init__(self, reservation: Reservation, held: HeldReservation) -> None:
         self._reservation = reservation
         self._places = _places(held)
         self._known: dict[str, Mesh] = {}
@@ -75,11 +83,11 @@ class Meshes(Mapping[str, Mesh]):
         return [self._places[rank][0].node_address for rank in sorted(self._places)]
 
     def move_to(self, held: HeldReservation) -> None:
-        """Other nodes have places of the reservation, and meshes may be over others. On the background loop."""
+        """Other nodes have places of the reservation. On the background loop."""
         self._places = _places(held)
         for mesh_id, parts in held.meshes.items():
             if mesh := self.known(mesh_id):
-                mesh.core.be_over(parts.connections(held), parts.extent)
+                mesh.core.be_over(parts.connections(held))
 
     def known(self, mesh_id: str) -> Mesh | None:
         """Return a mesh by its id, if this process has met it."""
@@ -99,7 +107,8 @@ class Meshes(Mapping[str, Mesh]):
                 self._add(mesh_id, parts, parts.connections(held))
         self._grown = {mesh_id for mesh_id, parts in told.items() if parts.spec.grown}
         there = [mesh_id for mesh_id in self._known if mesh_id in told]
-        there.sort(key=lambda mesh_id: not told[mesh_id].lost)  # what is left of one hides no whole one of its name
+        # What a node that was away still has of one that was stopped hides no whole one of its name.
+        there.sort(key=lambda mesh_id: len(told[mesh_id].places) == told[mesh_id].hosts)
         self._known = {mesh_id: self._known[mesh_id] for mesh_id in there}
         self.with_actors &= told.keys()
         return [main, *self._known.values()]
@@ -215,6 +224,18 @@ def stopped_line(reservation: str, name: str, silent: Sequence[str]) -> str:
     return f"{name} of {reservation} has ended{later}"
 
 
+def restarted_line(part: Mesh, elapsed_s: float) -> str:
+    """Return what there is to say when the ranks of a part were restarted."""
+    restarted = f"{name_ranks(part.ranks)} restarted in {duration(elapsed_s)}"
+    if part.name == MONARCH_MESH:
+        again = f"{part.reservation.name}.monarch() starts the workers"
+        return f"{restarted}: Monarch's workers and their actors are gone there; {again} again"
+    lost = f"{restarted}: variables and imports are gone"
+    if len(part.ranks) == part.extent.size:
+        return lost
+    return f"{lost} there, the others keep theirs; call dist.init_process_group() on all ranks again"
+
+
 _starting: dict[tuple[str, str], asyncio.Future[None]] = {}
 """Meshes that this process is just starting, by reservation and name: `spawn_procs` does not wait for them. Of the
 background loop."""
@@ -238,3 +259,92 @@ def _with_python(place: Place, python: str) -> Place:
 def _places(held: HeldReservation) -> dict[int, Place]:
     specs, like = specs_like_main(held), main_of(held).spec
     return {rank: (connection, specs.get(rank, like)) for rank, connection in held.connections.items()}
+
+
+class NoSuchActors(KeyError):
+    """No actors of a name live on a reservation. The text names those that do."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class HeldActors(ActorMesh):
+    """A mesh of actors that is saved and loaded by what its attributes hold. An endpoint of its class that is called
+    `save` or `load` is meant by this name, as in every mesh of actors."""
+
+    _ranks: Any = None
+
+    def __getattr__(self, name: str) -> Any:
+        held = {"save": self._save, "load": self._load}
+        if name in held and name not in self._facts.endpoints:
+            return held[name]
+        return super().__getattr__(name)
+
+    def _save(self, directory: str | PathLike[str], names: Iterable[str] = (), **options: Any) -> SaveReport:
+        """See Mesh.save."""
+        report: SaveReport = self._having().save(directory, names, actors=self._handle.name, **options)
+        return report
+
+    def _load(self, directory: str | PathLike[str], names: Iterable[str] = (), **options: Any) -> LoadReport:
+        """See Mesh.load."""
+        report: LoadReport = self._having().load(directory, names, actors=self._handle.name, **options)
+        return report
+
+    def _having(self) -> Any:
+        """Return the ranks that have them.
+
+        Raises:
+            UsageError: it is a part: its ranks are not known.
+        """
+        if self._ranks is None:
+            raise UsageError(
+                "a slice of actors can not be saved: save all of them, or use mesh.select(…).save(actors=…)"
+            )
+        there = self._ranks.run(f"{self._handle.name!r} in actors", sync=False).values
+        return self._ranks.select(rank for rank, is_there in zip(self._ranks.ranks, there, strict=True) if is_there)
+
+
+class LiveActors(Mapping[str, Any]):
+    """The meshes of actors on the ranks of a reservation, by name; whoever spawned them, in whichever kernel. Ranks are
+    asked anew each time.
+
+    Example:
+        >>> trainers = monarch_nb.attach("dev").actors["trainers"]  # doctest: +SKIP
+    """
+
+    def __init__(self, reservation: Reservation, meshes: Meshes) -> None:
+        self._reservation, self._meshes = reservation, meshes
+
+    def _find(self) -> dict[str, ActorMesh]:
+        found: dict[str, ActorMesh] = {}
+        for mesh in reversed(call(self._meshes.all())):  # of equal names that of the main mesh is meant
+            call(mesh.core.status())
+            alive = [rank for rank in mesh.ranks if rank not in mesh.core.dead]
+            if alive:
+                part = mesh.select(alive)
+                procs = ProcMesh.of(mesh.name, {"ranks": len(alive)}, part.addresses)
+                if here := find_actors(procs).get(patience(10.0)):
+                    self._meshes.with_actors.add(mesh.id)
+                    for name, actors in here.items():
+                        found[name] = held = HeldActors(actors._handle, actors._view)
+                        held._ranks = part
+        return found
+
+    def __getitem__(self, name: str) -> Any:
+        found = self._find()
+        if name not in found:
+            there = f"its actors are {', '.join(sorted(found))}" if found else "it has none"
+            raise NoSuchActors(f"no actors {name!r} on {self._reservation.name}: {there}")
+        return found[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(sorted(self._find()))
+
+    def __len__(self) -> int:
+        return len(self._find())
+
+    def __repr__(self) -> str:
+        found = self._find()
+        if not found:
+            return f"no actors on {self._reservation.name}"
+        return "\n".join(f"{name}: {mesh!r}" for name, mesh in sorted(found.items()))

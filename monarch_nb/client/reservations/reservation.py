@@ -12,39 +12,34 @@ from typing import Any
 
 from monarch_nb.actor.engine.outside import Address
 from monarch_nb.actor.hosts import HostMesh, ProcMesh
+from monarch_nb.client.comparing.compares import late_variables, reserving
+from monarch_nb.client.comparing.report import late_notes
 from monarch_nb.client.connections.bridge import background_loop, call
 from monarch_nb.client.connections.connection import Connection
 from monarch_nb.client.doctor.diagnosis import Diagnosis
 from monarch_nb.client.doctor.doctor import examine
-from monarch_nb.client.doctor.environments import PipReport
+from monarch_nb.client.doctor.environments import PipReport, pip
 from monarch_nb.client.files.fetch import FetchReport, FileInfo, fetch_matching, file_info, list_files
 from monarch_nb.client.files.fetch import Progress as FetchProgress
 from monarch_nb.client.files.sync import Progress as SyncProgress
-from monarch_nb.client.files.sync_report import SyncReport
+from monarch_nb.client.files.transfer import SyncReport
 from monarch_nb.client.meshes.core import MeshCore
 from monarch_nb.client.meshes.mesh import Mesh
-from monarch_nb.client.meshes.pip import pip
-from monarch_nb.client.monarch.hosts import MonarchHosts
-from monarch_nb.client.pools.facts.actor_infos import ActorInfo
-from monarch_nb.client.pools.facts.choosing import Shape
-from monarch_nb.client.pools.facts.conflicts import shared_storage
-from monarch_nb.client.pools.facts.held import HeldReservation
-from monarch_nb.client.pools.facts.infos import ReservationInfo, rank_infos, reservation_info, shares_of
-from monarch_nb.client.pools.leasing.beside import checked
-from monarch_nb.client.pools.leasing.releasing import KeptFiles, ReleasedLater, release
+from monarch_nb.client.monarch.workers import monarch
+from monarch_nb.client.pools.actor_infos import ActorInfo
+from monarch_nb.client.pools.choosing import Shape
+from monarch_nb.client.pools.held import HeldReservation, shared_storage
+from monarch_nb.client.pools.infos import ReservationInfo, rank_infos, reservation_info, shares_of
+from monarch_nb.client.pools.leasing import Leftover, ReleasedLater, checked, not_released, release
 from monarch_nb.client.pools.pool import Pool, Progress
 from monarch_nb.client.presenting import panel_of, where_here
-from monarch_nb.client.reservations import sharing
-from monarch_nb.client.reservations.actors import LiveActors
-from monarch_nb.client.reservations.attachment import TimeListener
-from monarch_nb.client.reservations.meshes import Meshes
-from monarch_nb.client.reservations.nodes.extending import extend
-from monarch_nb.client.reservations.nodes.further import Asking
-from monarch_nb.client.reservations.nodes.growing import Resized, words
-from monarch_nb.client.reservations.nodes.members import Members
-from monarch_nb.client.reservations.nodes.replacing import Replaced
-from monarch_nb.client.reservations.placing import main_of, synced_files
-from monarch_nb.client.reservations.reserving import arguments
+from monarch_nb.client.reservations import sharing, taking
+from monarch_nb.client.reservations.changing import main_of, synced_files
+from monarch_nb.client.reservations.growing import Resized, words
+from monarch_nb.client.reservations.jobs import Asking, extend
+from monarch_nb.client.reservations.members import Members, TimeListener
+from monarch_nb.client.reservations.meshes import LiveActors, Meshes
+from monarch_nb.client.reservations.replacing import Replaced
 from monarch_nb.client.runs.printed import shown_here
 from monarch_nb.client.runs.run import Listener, Run
 from monarch_nb.client.saving.asking import finish_behind
@@ -57,7 +52,7 @@ from monarch_nb.times import Duration, seconds_of
 from monarch_nb.trust.membership import doubt
 
 
-class Reservation(MonarchHosts):
+class Reservation:
     """A reservation: nodes, slots on each node, and a main mesh of ranks that live until `release()`.
 
     `reserve` and `attach` return it.
@@ -84,7 +79,6 @@ class Reservation(MonarchHosts):
     """
 
     def __init__(self, pool: Pool, held: HeldReservation) -> None:
-        super().__init__()
         facts = held.facts
         self._pool, self.pool = pool, pool.name
         self.id, self.name, self.owner, self.notebook = facts.reservation_id, facts.name, facts.owner, facts.notebook
@@ -100,6 +94,8 @@ class Reservation(MonarchHosts):
         self._attachment = self._members.attachment
         self._detach = weakref.finalize(self, self._attachment.close)
         self._detach.atexit = False  # the session ends with the process
+        self._attached: dict[tuple[str, ...], Any] = {}
+        """Hosts of Monarch's own engine, by their addresses."""
         _in_use.append(weakref.ref(self))
 
     def __repr__(self) -> str:
@@ -168,7 +164,6 @@ class Reservation(MonarchHosts):
         self,
         nodes: int | str,
         *,
-        into: str = "",
         mesh: str = "",
         wait: bool | Duration = False,
         time: Duration | None = None,
@@ -177,12 +172,11 @@ class Reservation(MonarchHosts):
         """Hold more nodes of the pool. If too few are free and an engine brings the nodes, it asks for another job.
 
         All meshes stay on their nodes with their variables. A new mesh, `meshes["grown"]`, is over all nodes, with as
-        many ranks on each as the main mesh. With `into`, an existing mesh starts anew on all nodes instead.
+        many ranks on each as the main mesh.
 
         Args:
             nodes: how many to hold, or "+2" for two more. If you hold so many, and a mesh is over all of them, nothing
                 happens.
-            into: "main", or the name of another mesh. Its ranks start anew on all nodes, and lose their variables.
             mesh: the name of the new mesh, instead of "grown".
             wait: wait for what others hold, as for `reserve`. The client always waits for an engine; a time is the
                 longest.
@@ -194,7 +188,6 @@ class Reservation(MonarchHosts):
 
         Raises:
             UsageError: a mesh has that name already, or you hold more nodes already.
-            NoSuchMesh: no mesh has the name `into`.
             CapacityError: too few nodes have enough free. Nothing has changed.
             NodeUnreachable: a node does not answer, so no ranks can start there.
             ReservationConflict: another client has just changed the nodes.
@@ -207,37 +200,35 @@ class Reservation(MonarchHosts):
             >>> dev.meshes["grown"].run("rank").values[-1]  # doctest: +SKIP
             15
         """
-        return self._members.grow(nodes, into, mesh, Asking(wait, time), progress or _nothing)
+        return self._members.grow(nodes, mesh, Asking(wait, time), progress or _nothing)
 
     def shrink(
         self,
         nodes: int | str | None = None,
         *,
         node: str | int | Sequence[str | int] = (),
-        into: str = "",
         progress: Progress | None = None,
     ) -> Resized:
-        """Give nodes back. The mesh that `into` names starts anew on the nodes that are left, numbered in their order.
+        """Give nodes back on which no mesh has ranks.
 
         Args:
             nodes: how many to keep, or "-1" for one less. Nodes that do not answer go first, then the last ones.
             node: the name or number of the node to give back instead, or a list of them.
-            into: "main", or the name of another mesh. Its ranks start anew on all nodes that are left, and lose their
-                variables.
             progress: called with a line that says what is being done.
 
         Returns:
-            How many nodes you hold now, and what to run next.
+            How many nodes you hold now.
 
         Raises:
-            UsageError: a mesh has ranks there and `into` does not name it, or no node would be left.
-            NodeUnreachable: a node that you keep does not answer.
+            UsageError: a mesh has ranks there (`stop_mesh` ends those of one beside main), or no node would be left.
             ReservationConflict: another client has just changed the nodes.
 
         Example:
-            >>> print(dev.shrink(2, into="main"))  # doctest: +SKIP
+            >>> dev.stop_mesh("grown")  # doctest: +SKIP
+            >>> print(dev.shrink(2))  # doctest: +SKIP
+            dev has 2 nodes: host3, host4 are given back
         """
-        return self._members.shrink(nodes, node, into, progress or _nothing)
+        return self._members.shrink(nodes, node, progress or _nothing)
 
     def stop_mesh(self, name: str) -> list[str]:
         """End the ranks of a mesh beside the main mesh, and forget the mesh. You still hold its nodes.
@@ -288,7 +279,7 @@ class Reservation(MonarchHosts):
         """
         sizes = dict(per_host or {})
         checked(name or "procs", sizes)
-        environment = arguments.environment_option(env)
+        environment = taking.environment_option(env)
 
         async def start() -> Sequence[Address]:
             nodes = self.meshes.addresses
@@ -503,7 +494,7 @@ class Reservation(MonarchHosts):
             >>> dev.run("torchrun train.py --lr 3e-4", env={"NCCL_DEBUG": "INFO"}).values  # doctest: +SKIP
             [0, 0]
         """
-        script = Script(command, shell=True, beside=beside, environment=arguments.environment_option(env))
+        script = Script(command, shell=True, beside=beside, environment=taking.environment_option(env))
         nodes = self.mesh.one_per_node
         return nodes.run_program(script, timeout_s=timeout_s, listener=listener or shown_here(nodes.ranks))
 
@@ -516,14 +507,15 @@ class Reservation(MonarchHosts):
         listener: Listener | None = None,
     ) -> Run:
         """Like `run`, but return at once and show nothing. `run.logs()` of the result has the output."""
-        script = Script(command, shell=True, beside=beside, environment=arguments.environment_option(env))
+        script = Script(command, shell=True, beside=beside, environment=taking.environment_option(env))
         return self.mesh.one_per_node.start_script(script, listener=listener)
 
     def doctor(self) -> Diagnosis:
         """Compare this process with every node: Python, torch, CUDA, the packages that are imported here, clocks,
-        disks, limits and shared storage. Print the result, or read its `differences`."""
+        disks, limits and shared storage. Print the result, or read its `differences`. Of ranks that are idle, its
+        `notes` name the variables that were set too late to count."""
         copied = {connection.name for connection in self.files.connections.values()}
-        return examine(
+        diagnosis = examine(
             f"{self.name}: {Shape(self.nodes, self.procs, self.gpus)}",
             [self._members.connections[rank] for rank in sorted(self._members.connections)],
             python=self.spec.python,
@@ -531,6 +523,10 @@ class Reservation(MonarchHosts):
             directory=self.files.root or ("" if copied else self.spec.directory),
             copied=copied,
         )
+        with contextlib.suppress(MonarchNbError):  # a rank died meanwhile, or only its owner may ask it
+            late = late_notes(late_variables(self.mesh), reserving(self))
+            return dataclasses.replace(diagnosis, notes=(*diagnosis.notes, *late))
+        return diagnosis
 
     def pip(self, *arguments: str, run: Callable[[Mesh, str], object] | None = None) -> PipReport:
         """Run pip once in each environment that the nodes have, on one rank of it.
@@ -558,21 +554,21 @@ class Reservation(MonarchHosts):
                 for mesh in self.meshes.now():
                     finish_behind(mesh)
 
-    def release(self, *, progress: Progress | None = None) -> list[KeptFiles | ReleasedLater]:
+    def release(self, *, progress: Progress | None = None) -> list[Leftover]:
         """End its ranks, give its slots back, and end the job of its nodes. It asks nothing, and twice is fine.
 
-        When a node that did not answer is back, the other nodes have it end its ranks. When no node of a pool of hosts
-        answers, this computer remembers the release: the next client here that asks the pool has the nodes end their
-        ranks. On a local pool it starts allocators that died again, and they end the ranks.
+        One node has to answer. When others are back, it has them end their ranks. On a local pool it starts allocators
+        that died again, and they end the ranks.
 
         Args:
             progress: called with a line that says what is being done.
 
         Returns:
-            The files that ranks wrote into copies of files, and where they are kept; and the nodes that did not answer.
+            Where what ranks printed is kept, and what they wrote into copies of files; and the nodes that did not
+            answer.
 
         Raises:
-            NodeUnreachable: no node that exists answered, and the release can not be remembered. The ranks go on.
+            NodeUnreachable: no node that exists answered. It is still held, and its ranks go on.
             PoolError: the job could not be ended, or an allocator that died did not start again.
 
         Example:
@@ -581,8 +577,13 @@ class Reservation(MonarchHosts):
         self._pool.revive(progress or _nothing)
         self._finish_saves()
         job = jobs.job_of_pool(self._pool.name)
+        exist = {node.address for node in provisioner_of(self._pool.name).nodes(pool=self._pool.name)}
+        exist_names = {each.name for each in self._members.connections.values() if each.address in exist}
         with self._attachment.ends_here():
             released = call(release(self._members.connections.values(), self.id, self.owner, by=where_here()))
+            for error in released.failed if job is None or job.reservation != self.name else ():
+                if not isinstance(error, NodeUnreachable) or error.node in exist_names:
+                    raise not_released(self.name, error)
         self.files.close()
         self.meshes.close()
         self.detach()
@@ -593,12 +594,10 @@ class Reservation(MonarchHosts):
                 told = [f"{self.name}: its ranks have ended, but {failure}", *map(str, released.kept)]
                 raise PoolError("\n".join(told)) from None
             return [*released.kept, *map(ReleasedLater, untold)]
-        exist = {node.address for node in provisioner_of(self._pool.name).nodes(pool=self._pool.name)}
-        exist_names = {each.name for each in self._members.connections.values() if each.address in exist}
-        for error in released.failed:
-            if not isinstance(error, NodeUnreachable) or error.node in exist_names:
-                raise error
-        return [*released.kept, *(later for later in released.later if later.host in exist_names)]
+        later = [one for one in released.later if one.host in exist_names]
+        return [*released.kept, *later, *released.logs]
+
+    monarch = monarch
 
 
 _in_use: list[weakref.ref[Reservation]] = []

@@ -9,16 +9,14 @@ from pathlib import Path
 
 from monarch_nb import config
 from monarch_nb.client.connections.bridge import call
-from monarch_nb.client.pools.facts.amounts import ANY, amounts_of
-from monarch_nb.client.pools.facts.conflicts import Asked
+from monarch_nb.client.pools.held import Asked
 from monarch_nb.client.pools.pool import Progress, SpawnOptions, Terms, pool_named
-from monarch_nb.client.reservations import sharing
-from monarch_nb.client.reservations.attachment import all_end_here
-from monarch_nb.client.reservations.known.finding import find
+from monarch_nb.client.reservations import sharing, taking
+from monarch_nb.client.reservations.jobs import JobRequest, nodes_of_job
+from monarch_nb.client.reservations.lists import find
+from monarch_nb.client.reservations.members import all_end_here
 from monarch_nb.client.reservations.reservation import Reservation, in_use
-from monarch_nb.client.reservations.reserving import arguments
-from monarch_nb.client.reservations.reserving.jobs import JobRequest, nodes_of_job
-from monarch_nb.client.reservations.reserving.taking import give_back, taken
+from monarch_nb.client.reservations.taking import give_back, taken
 from monarch_nb.errors import UsageError
 from monarch_nb.provision import jobs
 from monarch_nb.times import Duration, seconds_of
@@ -46,8 +44,6 @@ def reserve(
     shared: str | os.PathLike[str] | None = None,
     time: Duration | None = None,
     idle: Duration | None = None,
-    memory: str | None = None,
-    cpus: float | None = None,
     force_busy: bool = False,
     wait: bool | Duration = False,
     replace: bool = False,
@@ -82,9 +78,6 @@ def reserve(
         time: how long to hold it: "8h", a timedelta or seconds; by default until you release it. When the time is up it
             is released, also while a cell runs. A reservation that you hold already keeps its limits.
         idle: how long to hold it while no cell runs and no client is attached; a time, as above.
-        memory: the most that its processes together have on each node: "64G", in powers of 1024. More than the node's
-            `users.toml` allows you is refused. Only nodes that run people as their own accounts limit memory and CPUs.
-        cpus: the same of CPUs: 8 or 0.5.
         force_busy: also take GPUs on which other people's programs compute, when no others are free.
         wait: wait for what others hold: True, or a time as above, the longest. First come, first served; `progress`
             gets your place in the line.
@@ -101,8 +94,7 @@ def reserve(
         NoSuchPool: no pool is called `pool`. The message lists the pools that exist.
         CapacityError: the pool has not that much, or not that much free.
         ReservationConflict: you hold the name with another shape, `python`, `env`, `preload`, `directory`, `files`,
-            `shared`, `memory` or `cpus`. Arguments that you do not give can not conflict.
-        AccessDenied: a node lets you have less than `memory` or `cpus`, or its machine can not limit them.
+            or `shared`. Arguments that you do not give can not conflict.
         SharedStorageError: a node does not see `shared`. Nothing is reserved.
         SpawnError: ranks could not start. PreloadError: a preload failed.
         NodeUnreachable: you hold it, and one of its nodes does not answer.
@@ -112,17 +104,14 @@ def reserve(
         >>> dev.mesh.run("rank * 2").values  # doctest: +SKIP
         [0, 2, 4, 6, 8, 10, 12, 14]
     """
-    name = arguments.checked_name(name or DEFAULT_NAME)
-    shape = arguments.checked_shape(nodes, procs, gpus)
-    time_s, idle_s = arguments.limit_of(time, "time"), arguments.limit_of(idle, "idle")
-    amounts = amounts_of(memory, cpus)
-    if on and amounts != ANY:
-        raise UsageError("memory and cpus do not go with on: the engine has flags for that, as in -- --mem=64G")
+    name = taking.checked_name(name or DEFAULT_NAME)
+    shape = taking.checked_shape(nodes, procs, gpus)
+    time_s, idle_s = taking.limit_of(time, "time"), taking.limit_of(idle, "idle")
     say = progress or _silent
     grants = {to: sharing.checked_grant(right) for to, right in (share or {}).items()}
     longest_s = None if isinstance(wait, bool) else seconds_of(wait, "wait")
-    start = arguments.working_directory(directory, notebook)
-    root, reloads = arguments.project_of(start, files, reload)
+    start = taking.working_directory(directory, notebook)
+    root, reloads = taking.project_of(start, files, reload)
     if root and not Path(start).is_relative_to(root):
         if directory is not None:
             raise UsageError(f"ranks are to start in {start}, which is not below {root}")
@@ -133,7 +122,7 @@ def reserve(
         reload=reloads,
         python=python or "",
         preload=config.DEFAULT_PRELOAD if preload is None else tuple(preload),
-        environment=arguments.environment_option(env) | arguments.shared_option(shared),
+        environment=taking.environment_option(env) | taking.shared_option(shared),
     )
     asked = Asked(
         shape,
@@ -143,13 +132,12 @@ def reserve(
         directory=None if directory is None else start,
         files=None if files is True else root,
         shared=options.shared if shared is not None else None,
-        amounts=amounts,
     )
     request = JobRequest(on, tuple(on_arguments), name, shape, time_s, longest_s, replace, tuple(options.preload))
     with nodes_of_job(request, pool, say) as (in_pool, most_s):
         chosen = pool_named(in_pool)
         options = dataclasses.replace(options, python=python or chosen.default_python)
-        terms = Terms(notebook or "", most_s, idle_s, force_busy, amounts)
+        terms = Terms(notebook or "", most_s, idle_s, force_busy)
         here = [one for one in in_use() if one.is_mine and (one.pool, one.name) == (chosen.name, name)]
         known = {one.id: list(one._members.connections.values()) for one in here}
         with all_end_here(one._attachment for one in here if replace):
@@ -192,7 +180,7 @@ def attach(name: str | None = None, /, *, pool: str | None = None, notebook: str
     """
     job = jobs.job_of(name) if name and pool is None else None
     chosen = pool_named(job.pool if job else pool)
-    chosen.revive(_silent)
+    chosen.heal(_silent)
     return Reservation(chosen, find(chosen, name, notebook))
 
 

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from typing import Literal
 
 from monarch_nb.client.connections.asking import all_or_none
-from monarch_nb.client.pools.facts.held import HeldReservation, current_owner, is_called
-from monarch_nb.client.pools.facts.infos import RIGHTS
+from monarch_nb.client.pools.held import HeldReservation, current_owner, is_called
+from monarch_nb.client.pools.infos import RIGHTS
 from monarch_nb.client.pools.pool import Pool
 from monarch_nb.errors import AccessDenied, MonarchNbError, NodeUnreachable, ReservationNotFound, UsageError
 from monarch_nb.proto import allocator_pb2 as pb

@@ -7,21 +7,21 @@ import asyncio
 import functools
 import uuid
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from monarch_nb.branches.folding import ranges_of
 from monarch_nb.client.connections.bridge import post
 from monarch_nb.client.connections.connection import GAP_S, Connection
-from monarch_nb.client.connections.tree import FollowedThrough
-from monarch_nb.client.runs.interrupts.freeing import STOP_WAIT_S
-from monarch_nb.client.runs.interrupts.interrupt_report import InterruptReport, sorted_out
-from monarch_nb.client.runs.needs import HeldMesh
+from monarch_nb.client.runs.interrupting import STOP_WAIT_S, InterruptReport, sorted_out
 from monarch_nb.client.runs.run import Run
 from monarch_nb.config import cadence
 from monarch_nb.errors import MeshNotFound, MonarchNbError, ReservationNotFound
 from monarch_nb.ground.flag import Flag
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2
+
+if TYPE_CHECKING:
+    from monarch_nb.client.meshes.mesh import Mesh
 
 LOOK_S = cadence(0.1)
 """So often it is asked whether endpoints have ended after an interrupt: nothing tells that to who did not call them."""
@@ -43,12 +43,12 @@ class CallsRun(Run):
 
     waits_everywhere = False
 
-    def __init__(self, mesh: HeldMesh, run_id: str, *arguments: Any, **options: Any) -> None:
+    def __init__(self, mesh: Mesh, run_id: str, *arguments: Any, **options: Any) -> None:
         super().__init__(mesh, run_id, *arguments, **options)
         self.is_calls = True
         self.is_ended = False
         self._known, self._known_everywhere, self._printed = Flag(), Flag(), Flag()
-        self._heard: set[object] = set()
+        self._heard: set[int] = set()
 
     def wait_number(self, timeout_s: float) -> bool:
         """Wait until it has its number; return whether it has. It will never have one when it was refused."""
@@ -70,35 +70,35 @@ class CallsRun(Run):
     # ---- on the background loop ----
 
     def submit(self, spec: run_pb2.RunSpec) -> None:
-        """Open it: on the first node, which gives it its number, and when it has one on the others."""
+        """Open it: on the first node, which gives it its number, and passes it on to the others."""
         super().submit(spec)
         for task in self._tasks:  # it waits for nothing
             task.cancel()
 
-    def on_queued(self, connection: FollowedThrough, queued: pb.Queued) -> None:
+    def on_queued(self, queued: pb.Queued) -> None:
         """As a run's."""
-        super().on_queued(connection, queued)
+        super().on_queued(queued)
         self._known.set()
-        self._heard.update(ranges_of(queued.nodes) or [connection])
+        self._heard.update(ranges_of(queued.nodes))
         if len(self._heard) >= len(self.mesh.core.by_node(self.ranks)):
             self._known_everywhere.set()
         if self.is_ended:
             self._tell_ended()
 
-    def on_refused(self, connection: FollowedThrough, error: MonarchNbError) -> None:
+    def on_refused(self, error: MonarchNbError) -> None:
         """As a run's; that the mesh was stopped or released, who calls is told."""
         if isinstance(error, MeshNotFound | ReservationNotFound):
             self.mesh.core.is_over = True
         if self.number and isinstance(error, MeshNotFound):
             self._finish()
         else:
-            super().on_refused(connection, error)
+            super().on_refused(error)
         self._known.set()
         self._known_everywhere.set()
 
-    def on_finished(self, connection: FollowedThrough, finished: pb.Finished) -> None:
+    def on_finished(self, finished: pb.Finished) -> None:
         """As a run's."""
-        super().on_finished(connection, finished)
+        super().on_finished(finished)
         self._check_printed()
 
     def on_link(self, connection: Connection, up: bool) -> None:
@@ -111,7 +111,7 @@ class CallsRun(Run):
 
     def _end(self) -> None:
         self.is_ended = True
-        if self.number:
+        if self.number and not self.done:
             self._tell_ended()
         self._check_printed()
 
@@ -124,8 +124,7 @@ class CallsRun(Run):
         self._printed.set()
 
     def _tell_ended(self) -> None:
-        for connection in self._nodes.connections():
-            connection.end_calls(self.id)
+        self._nodes.session.end_calls(self.id)
 
     async def stop_ranks(self, *, kill_stuck: bool = False) -> InterruptReport:
         """Interrupt what is executed in its name. It goes on itself, as long as who has opened it wants that."""
@@ -143,8 +142,7 @@ class CallsRun(Run):
         told = self._freeing.doomed.judge(InterruptReport(stuck=stuck, handling=handling))
         self._freeing.is_unstopped = bool(executing)
         self._freeing.say(told)
-        for connection in self._nodes.connections():
-            connection.withdraw_cancel(self.id)
+        self._nodes.withdraw_cancel(self.id, self.ranks)
         self._freeing.freed.set()
         return replace(
             told,

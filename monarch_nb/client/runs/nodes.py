@@ -1,13 +1,13 @@
-"""The nodes of a run: through which connections it is followed, and which of them answer."""
+"""The nodes of a run: through which session it is followed, and which of them answer."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Iterable
-from typing import Any
+from collections.abc import Iterable
 
-from monarch_nb.client.connections.connection import Connection, close_all
-from monarch_nb.client.connections.tree import FollowedThrough, TreeConnection
+from monarch_nb.client.connections.connection import Connection
+from monarch_nb.client.connections.session import MeshSession
 from monarch_nb.client.pools.ranks import MeshRanks
+from monarch_nb.client.runs.waits import NOT_ON_RUN
 
 
 class RunNodes:
@@ -16,69 +16,34 @@ class RunNodes:
     Args:
         core: the ranks of the mesh.
         ranks: those of the run.
-        own_connections: it is followed once more in this process, beside whoever follows it already.
+        is_apart: it is followed once more in this process, beside whoever follows it already.
     """
 
-    def __init__(self, core: MeshRanks, ranks: Iterable[int], *, own_connections: bool) -> None:
+    def __init__(self, core: MeshRanks, ranks: Iterable[int], *, is_apart: bool) -> None:
         self._core, self._ranks = core, tuple(ranks)
-        self._own: dict[int, FollowedThrough] | None = {} if own_connections else None
+        self._is_apart = is_apart
+        self._own: MeshSession | None = None
         self._away: set[int] = set()  # those that do not answer
         self.linked: set[str] = set()
         """Names of those that did not answer for a while."""
 
-    def connection(self, node: int) -> FollowedThrough:
-        """Return the connection that the run is followed through on a node."""
-        if self._core.tree is not None:
-            return self._tree(self._core.tree)
-        shared = self._core.connections[node]
+    @property
+    def session(self) -> MeshSession:
+        """What the run is followed through."""
+        if not self._is_apart:
+            return self._core.session
         if self._own is None:
-            return shared
-        if node not in self._own:
-            self._own[node] = shared.again()
-        return self._own[node]
+            self._own = MeshSession(self._core.mesh_id, self._core.connections, self._core.ranks_per_node)
+        return self._own
 
-    def shared(self) -> list[FollowedThrough]:
-        """Return those through which everybody in this process follows runs on the nodes of this one."""
-        if self._core.tree is not None:
-            return [self._core.tree]
-        connections = self._core.connections
-        return [connections[node] for node in self._core.by_node(self._ranks) if node in connections]
+    def withdraw_cancel(self, run_id: str, ranks: Iterable[int]) -> None:
+        """Do not cancel the run when the node of one of these ranks is there again."""
+        self.session.withdraw_cancel(run_id, self._core.by_node(ranks).keys())
 
-    def parts(self) -> list[tuple[int, list[int]]]:
-        """Return the nodes to which it is said on which ranks the run is, and these ranks."""
-        if self._core.tree is not None:
-            return [(self._core.first_node, list(self._ranks))]
-        return list(self._core.by_node(self._ranks).items())
-
-    def _tree(self, shared: TreeConnection) -> TreeConnection:
-        if self._own is None:
-            return shared
-        if not self._own:
-            core = self._core
-            self._own[0] = TreeConnection(core.mesh_id, core.connections, core.ranks_per_node)
-        own = self._own[0]
-        assert isinstance(own, TreeConnection)
-        return own
-
-    def connections(self, ranks: Iterable[int] | None = None) -> list[FollowedThrough]:
-        """Return those to the known nodes of some ranks; by default of all."""
-        if self._core.tree is not None:
-            return [self.connection(self._core.first_node)]
-        by_node = self._core.by_node(self._ranks if ranks is None else ranks)
-        return [self.connection(node) for node in by_node if node in self._core.connections]
-
-    def close(self, spawn: Callable[[Coroutine[Any, Any, None]], object]) -> None:
-        """The run is over: close the connections that nobody else uses.
-
-        Args:
-            spawn: starts what takes a little.
-        """
-        own = list((self._own or {}).values())
-        for tree in own:
-            if isinstance(tree, TreeConnection):
-                tree.close()
-        if connections := [one for one in own if isinstance(one, Connection)]:
-            spawn(close_all(connections))
+    def close(self) -> None:
+        """The run is over: end the session that nobody else uses."""
+        if self._own is not None:
+            self._own.close()
 
     def on_link(self, name: str, up: bool) -> None:
         """A node does not answer any more, or answers again."""
@@ -102,7 +67,7 @@ class RunNodes:
         """Return those of the ranks on which the run is not, and what there is to say of each."""
         of_run = frozenset(self._ranks)
         return {
-            rank: "not in this run" if self._core.is_node_up(node) else f"out of reach with {self.name_of(rank)}"
+            rank: NOT_ON_RUN if self._core.is_node_up(node) else f"went out of reach with {self.name_of(rank)}"
             for node, on_node in self._core.by_node(ranks).items()
             for rank in on_node
             if rank not in of_run

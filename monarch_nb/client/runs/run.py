@@ -10,35 +10,30 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from monarch_nb.branches.folding import ranges_of, ranks_finished, results_of
 from monarch_nb.client.connections import events
 from monarch_nb.client.connections.bridge import call, post
 from monarch_nb.client.connections.connection import GAP_S, Connection
 from monarch_nb.client.connections.decoding import OutputDecoder, is_plain, result_event
-from monarch_nb.client.connections.tree import FollowedThrough
-from monarch_nb.client.presenting import name_here, served_notebook
-from monarch_nb.client.runs.interrupts.freeing import Freeing
-from monarch_nb.client.runs.interrupts.interrupt_report import PRESS, InterruptReport, handled_by, left_by_kernel
-from monarch_nb.client.runs.needs import HeldMesh, PrintedOfRun
+from monarch_nb.client.presenting import name_here, served_notebook, whence_here
+from monarch_nb.client.runs.interrupting import PRESS, Freeing, InterruptReport, handled_by, left_by_kernel
+from monarch_nb.client.runs.mismatches import last_calls, wait_in_vain
 from monarch_nb.client.runs.nodes import RunNodes
-from monarch_nb.client.runs.results import RunResults
-from monarch_nb.client.runs.stops import RunStops
+from monarch_nb.client.runs.notices import Absences, LoneTraining
+from monarch_nb.client.runs.results import RunResults, RunStops, RunValues
 from monarch_nb.client.runs.submission import Submission
-from monarch_nb.client.runs.values import RunValues
-from monarch_nb.client.runs.watching.absences import Absences
-from monarch_nb.client.runs.watching.lone_training import LoneTraining
-from monarch_nb.client.runs.watching.waits_watch import WaitsWatch
+from monarch_nb.client.runs.waits import ENDS_SCRIPT, FREES, WaitsWatch
 from monarch_nb.config import cadence
 from monarch_nb.errors import (
     MonarchNbError,
     NodeUnreachable,
-    NotFinite,
     PickleError,
     RankFailure,
     ReservationNotFound,
     RunFailed,
+    explained,
 )
 from monarch_nb.ground.flag import Flag
 from monarch_nb.ground.interrupting import at_waits, kernel_ends
@@ -47,10 +42,19 @@ from monarch_nb.ground.rank_sets import name_nodes, name_ranks
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from monarch_nb.client.curves.plot import Plot
+    from monarch_nb.client.logs.metrics import Columns
+    from monarch_nb.client.logs.records import LogRecord
+    from monarch_nb.client.meshes.mesh import Mesh
+
+
 _log = logging.getLogger(__name__)
 
 Listener = Callable[[events.Event], None]
-OnError = Literal["wait", "abort"]
+OnError = Literal["free", "wait", "abort"]
 
 ABORT_AFTER_S = cadence(0.5)
 """How long after a rank has failed the others are interrupted: those that fail likewise do so by then."""
@@ -58,7 +62,7 @@ LINE_AFTER_S = cadence(2.0)
 """How long a run has gone on before it says who waits in line for its nodes."""
 
 
-class Run(PrintedOfRun):
+class Run:
     """A run: code that ranks of a mesh execute, or have executed. `Mesh.run` and `Mesh.submit` return it.
 
     Attributes:
@@ -92,7 +96,7 @@ class Run(PrintedOfRun):
 
     def __init__(
         self,
-        mesh: HeldMesh,
+        mesh: Mesh,
         run_id: str,
         ranks: Iterable[int],
         title: str,
@@ -100,7 +104,7 @@ class Run(PrintedOfRun):
         on_error: OnError = "wait",
         cell_number: int = 0,
         listener: Listener | None = None,
-        own_connections: bool = False,
+        is_apart: bool = False,
     ) -> None:
         self.mesh, self.id, self.ranks, self.title = mesh, run_id, tuple(ranks), title
         self.cell_number, self.notebook = cell_number, served_notebook()
@@ -115,7 +119,7 @@ class Run(PrintedOfRun):
         self._began_s, self._line_told = time.monotonic(), ""
         self.run_id = run_id
         self._on_ranks = Ranges.of(self.ranks)
-        self._nodes = RunNodes(mesh.core, self.ranks, own_connections=own_connections)
+        self._nodes = RunNodes(mesh.core, self.ranks, is_apart=is_apart)
         self._absences = Absences(self, self._nodes, self._spawn)
         self._on_error = on_error
         self._listeners: list[Listener] = [listener] if listener else []
@@ -128,14 +132,22 @@ class Run(PrintedOfRun):
         self._submission: Submission | None = None  # None of one that another client has submitted
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_aborting = False
-        self._waits_watch = WaitsWatch(self.results, self._look, self._left_out, self._tell_waits)
+        self._waits_watch = WaitsWatch(
+            self.results,
+            self._look,
+            self._left_out,
+            self.emit,
+            self._is_in_vain,
+            self._free_from_failed,
+            lambda: ENDS_SCRIPT if self.is_script else FREES,
+        )
         self._watching_waits: asyncio.Task[None] | None = None
         self._waited = ""  # who waited for whom when it was interrupted from here
         self.is_completing = self.is_interrupted = self.is_collected = False
         self._is_awaited = False  # by somebody who takes the results at once
         self._freeing = Freeing(self, self._nodes, self._spawn)
-        self._replaying: dict[FollowedThrough, set[int]] = {}  # ranks whose results have yet to come
-        self._waits_on: set[object] = set()  # on some ranks of these nodes, for its turn
+        self._replaying: set[int] = set()  # ranks whose results have yet to come once more
+        self._waits_on: set[int] = set()  # on some ranks of these nodes, for its turn
         if listener is not None:
             events.introduce(listener, self)
 
@@ -237,7 +249,9 @@ class Run(PrintedOfRun):
         if self.refusal is not None:
             raise self.refusal
         if failures := self.failures:
-            raise RunFailed(failures=failures, run=self)
+            failed = RunFailed(failures=failures, run=self)
+            failed.is_held = not (self.is_script or self.is_of_nodes or self.is_calls)
+            raise failed
 
     @property
     def failures(self) -> list[RankFailure]:
@@ -343,8 +357,46 @@ class Run(PrintedOfRun):
     def _tell_collected(self) -> None:
         self.mesh.core.collected.append(self.id)
         self.is_collected = True
-        for connection in self._nodes.shared():
-            connection.collect(self.id)
+        self.mesh.core.collect(self.id)
+
+    def logs(self) -> Iterator[LogRecord]:
+        """Yield everything that the run printed, from the ranks' files, as LogRecords."""
+        return self.mesh.logs(run=self)
+
+    def metrics(self, names: str | Sequence[str] | None = None, ranks: int | Iterable[int] | None = None) -> Columns:
+        """Return the numbers that the run printed beside names, as in `loss: 2.31`: columns for `pandas.DataFrame`.
+
+        Args:
+            names: only these names. ranks: only these ranks.
+
+        Returns:
+            Columns of equal length, with a row for each line that has a number: "rank", "step" and a column for each
+            name. A value is None where a line has none.
+
+        Raises:
+            UsageError: no line has the name. The message has the nearest names.
+        """
+        return self.mesh.metrics(names, ranks, run=self)
+
+    def plot(self, *names: str, x: str = "", ranks: int | Iterable[int] | None = None) -> Plot:
+        """Return curves of the numbers that it printed beside names, as `%mesh plot` draws them. A notebook's cell
+        shows them live while it goes on.
+
+        Args:
+            names: a chart for each.
+            x: against the number of this name; by default the step of a line.
+            ranks: only of these ranks.
+
+        Returns:
+            The curves: `print` draws them with characters, `svg()` and `save("loss.svg")` as a picture.
+
+        Raises:
+            UsageError: no name is given, or no line has one; the message has those that there are.
+
+        Example:
+            >>> run.plot("loss")  # doctest: +SKIP
+        """
+        return self.mesh.plot(*names, x=x, ranks=ranks, run=self)
 
     def add_listener(self, listener: Listener) -> None:
         """Call `listener` with the run's events, on the background thread. The first listener gets all events from the
@@ -376,15 +428,9 @@ class Run(PrintedOfRun):
 
     def _ask_for_output(self) -> None:
         """Nobody listened so far: have everything sent from the beginning."""
-        if self._submission is not None:
-            self._submission.want_output()
-        for node, ranks in self._nodes.parts():
-            if self._submission is None or self._submission.is_sent_to(node):
-                connection = self._nodes.connection(node)
-                connection.replay(self, self.mesh.id)
-                if self.done:
-                    # A node says at once how all of its ranks ended, a tree does not.
-                    self._replaying[connection] = set(ranks) if self.mesh.core.tree is not None else set()
+        self._nodes.session.replay(self, self.mesh.id)
+        if self.done:
+            self._replaying = set(self.ranks)
 
     def emit(self, event: events.Event) -> None:
         """Tell every listener."""
@@ -392,8 +438,8 @@ class Run(PrintedOfRun):
             events.tell(listener, event)
 
     def submit(self, spec: run_pb2.RunSpec) -> None:
-        """Send it: to the first node, which gives it its number, and when it has one to the others."""
-        self._submission = Submission(self, self._nodes, lambda: self._described(spec))
+        """Send it to the first node, which gives it its number, and passes it on to the others."""
+        self._submission = Submission(self, self._described(spec))
         if not self._submission.begin():
             self._spawn(self._submission.number_elsewhere())
         self._watch_waits()
@@ -402,7 +448,6 @@ class Run(PrintedOfRun):
         if healed := self.mesh.core.healed:
             self.emit(events.Notice("\n".join(healed), key="healed"))
             healed.clear()
-        self._spawn(self._submission.proceed_later())
 
     def _described(self, spec: run_pb2.RunSpec) -> pb.Submit:
         return pb.Submit(
@@ -419,20 +464,20 @@ class Run(PrintedOfRun):
         """Follow a run that another client submitted."""
         self._watch_waits()
         self._spawn(self._find_stops())
-        for connection in self._nodes.connections():
-            connection.follow(self, self.mesh.id, from_shown=from_shown)
+        self._nodes.session.follow(self, self.mesh.id, from_shown=from_shown)
 
-    def on_queued(self, connection: FollowedThrough, queued: pb.Queued) -> None:
+    def on_queued(self, queued: pb.Queued) -> None:
         if not self.number:
             self.number = queued.number
             self.mesh.core.newest_number = max(self.mesh.core.newest_number, queued.number)
-            if self._submission is not None:
-                self._submission.on_number(queued)
         if queued.ahead:
-            self._waits_on.update(ranges_of(queued.nodes) or [connection])
-            self.emit(events.Notice(f"waits for: {'; '.join(queued.ahead)}", key=events.QUEUE_NOTICE))
+            self._waits_on.update(ranges_of(queued.nodes))
+            waits = f"waits for: {'; '.join(queued.ahead)}"
+            if self.cell_number and self.mesh.reservation.is_mine:  # its kernel does nothing else while it waits
+                waits += f"; %mesh interrupt stops {'it' if len(queued.ahead) == 1 else 'them'}"
+            self.emit(events.Notice(waits, key=events.QUEUE_NOTICE))
         else:
-            self.on_started(connection, ranges_of(queued.nodes))
+            self.on_started(ranges_of(queued.nodes))
 
     def tell_line(self) -> None:
         """Say, of a run that goes on for a while, that somebody waits in line for nodes like these, or nobody does."""
@@ -445,24 +490,24 @@ class Run(PrintedOfRun):
             self._line_told = self.mesh.core.line_text
             self.emit(events.Notice(self._line_told, key=events.LINE_NOTICE))
 
-    def on_started(self, connection: FollowedThrough, nodes: Iterable[int] = ()) -> None:
+    def on_started(self, nodes: Iterable[int]) -> None:
         if self._waits_on:
-            self._waits_on.difference_update(nodes or [connection])
+            self._waits_on.difference_update(nodes)
             if not self._waits_on:
                 self.emit(events.Notice("", key=events.QUEUE_NOTICE))
 
-    def on_output(self, connection: FollowedThrough, output: pb.Output) -> None:
+    def on_output(self, output: pb.Output) -> None:
         self._waits_watch.printed = True
         for event in self._decoder.events_of(output):
             self.emit(event)
             if isinstance(event, events.Stopped):
                 self._note_stop(event.rank, event.stop, on=event.on)
 
-    def on_finished(self, connection: FollowedThrough, finished: pb.Finished) -> None:
+    def on_finished(self, finished: pb.Finished) -> None:
         if self.done:
-            self._end_replay(connection, ranks_finished(finished))
+            self._end_replay(ranks_finished(finished))
             if self.is_collected:  # by an allocator that was killed before it wrote that down
-                connection.collect(self.id)
+                self._nodes.session.collect(self.id)
         is_first = not self.results
         for packed in finished.results:
             self._on_result(packed)
@@ -525,18 +570,16 @@ class Run(PrintedOfRun):
                 if stop.run_id == self.id:
                     self._note_stop(rank, stop.stop, on=True)
 
-    def _end_replay(self, connection: FollowedThrough, ranks: Iterable[int]) -> None:
+    def _end_replay(self, ranks: Iterable[int]) -> None:
         """Ranks have said again how they ended, or will not say it."""
-        if (left := self._replaying.get(connection)) is not None:
-            left.difference_update(ranks)
-            if not left:
-                del self._replaying[connection]
+        if self._replaying:
+            self._replaying.difference_update(ranks)
             if not self._replaying:
                 self.emit(events.Finished())
 
-    def on_refused(self, connection: FollowedThrough, error: MonarchNbError) -> None:
+    def on_refused(self, error: MonarchNbError) -> None:
         if self.done:
-            self._end_replay(connection, self.ranks)
+            self._end_replay(self.ranks)
             return
         self.refusal = self.refusal or error
         key = events.TIME_NOTICE if isinstance(error, ReservationNotFound) else "refused"
@@ -552,22 +595,19 @@ class Run(PrintedOfRun):
                 asyncio.get_running_loop().call_later(GAP_S, self._check_stuck)
             if self._submission is not None and self._submission.is_asked_in_vain(connection, up):
                 self._spawn(self._submission.number_elsewhere())
-        if up and self._submission is not None and not self.done:
-            # The allocator may have died before it wrote the run before this one down.
-            self._spawn(self._submission.proceed_later())
 
     def on_node_replaced(self, node: int, ranks: Iterable[int], why: str) -> None:
         """Another node has the place of one, with new ranks that know nothing of this run."""
         connection = self.mesh.core.connections[node]
         if self._submission is not None and not self.number and node == self._submission.numbered_by:
-            self.on_refused(connection, NodeUnreachable(why, connection.name))
+            self.on_refused(NodeUnreachable(why, connection.name))
         lost = [rank for rank in self.left() if rank in ranks]
         if lost and not self.done:
             died = run_pb2.RankResult(outcome=run_pb2.OUTCOME_DIED, death=run_pb2.Death(likely_cause=why))
             finished = pb.Finished(run_id=self.id)
             for rank in lost:
                 finished.results.add(rank=rank).MergeFrom(died)
-            self.on_finished(connection, finished)
+            self.on_finished(finished)
 
     def _complete(self) -> None:
         """Every rank has finished: fetch large values and repair groups if need be, then tell everybody."""
@@ -577,18 +617,33 @@ class Run(PrintedOfRun):
         blobs = self._values.to_fetch()
         # Only who interrupted it repairs: to others it may be an old run, and the mesh may have a new group since.
         aborted = self.is_interrupted and any(result.group_aborted for result in self.results.notable)
-        if blobs or aborted:
-            self._spawn(self._complete_slowly(blobs, aborted))
+        is_asked = not (self.is_script or self.has_own_world)
+        mismatch = is_asked and any(failure.died_of_mismatch for failure in self.failures)
+        if blobs or aborted or mismatch:
+            self._spawn(self._complete_slowly(blobs, aborted, mismatch))
         else:
             self._finish()
 
-    async def _complete_slowly(self, blobs: list[run_pb2.RankResult], aborted: bool) -> None:
+    async def _complete_slowly(self, blobs: list[run_pb2.RankResult], aborted: bool, mismatch: bool) -> None:
         try:
+            if mismatch:
+                await self._explain_mismatch()
             if aborted:
                 await self._freeing.abort_groups()
             await asyncio.gather(*(self._fetch(packed) for packed in blobs))
         finally:
             self._finish()
+
+    async def _explain_mismatch(self) -> None:
+        """Gloo has ended ranks, and others have ended well, with a wrong result: these know what they have called."""
+        ended, where = self.results.ranks_ok(), dict[int, run_pb2.Where]()
+        for _ in range(2):  # torch's recorder is asked when nothing has moved since a look
+            where = await self.mesh.core.where(ended, is_urgent=False)
+        for failure in explained(self.failures, last_calls(where)):
+            told = self.results[failure.rank]
+            if failure != told.failure:
+                self.results[failure.rank] = replace(told, failure=failure)
+                self.emit(self.results[failure.rank])
 
     async def _fetch(self, packed: run_pb2.RankResult) -> None:
         connection = self.mesh.core.connection_of(packed.rank)
@@ -618,7 +673,7 @@ class Run(PrintedOfRun):
             for task in self._tasks:
                 if task is not asyncio.current_task():
                     task.cancel()
-            self._nodes.close(self._spawn)
+            self._nodes.close()
 
     def _watch_waits(self) -> None:
         """From now on look where the ranks are, soon and then again and again."""
@@ -627,20 +682,29 @@ class Run(PrintedOfRun):
         self._watching_waits = self._spawn(self._waits_watch.go_on())
 
     async def _look(self) -> dict[int, run_pb2.Where] | None:
-        if not (self._listeners or self._is_watch_over()) or self._waits_on:
+        if not (self._listeners or self._may_free()) or self._waits_on:
             return None
         finished = [] if self.is_script or self.has_own_world else self.results.ranks_ok()  # they know what they called
         return await self.mesh.core.where([*self.left(), *finished], self.id, is_urgent=False)
 
-    def _tell_waits(self, notice: events.Notice) -> None:
-        """Say who waits for whom. Whoever waits for a rank that `--watch` has stopped waits in vain."""
-        self.emit(notice)
-        if notice.text and self._is_watch_over():
-            self._begin_abort()
+    def _may_free(self) -> bool:
+        return self._on_error == "free" and not self.is_interrupted and bool(self._failed_ranks())
 
-    def _is_watch_over(self) -> bool:
-        """Return whether `--watch` has found something where nobody could answer."""
-        return any(failure.name == NotFinite.__name__ for failure in self.failures)
+    async def _is_in_vain(self) -> bool:
+        """Return whether all ranks that go on wait in vain for ranks that have failed, and may be freed."""
+        if not self._may_free():
+            return False
+        size = self.mesh.extent.size
+        where = await self.mesh.core.where(range(size))
+        return wait_in_vain(where, self._failed_ranks(), self.left(), self.ranks, size)
+
+    def _free_from_failed(self) -> None:
+        """Free the ranks that go on, as ■ does."""
+        failed, left = self._failed_ranks(), self.left()
+        never = f"{self._named(failed)} failed and can never join {'it' if len(left) == 1 else 'them'}"
+        kept = "all variables stay (--on-error wait lets ranks wait)"
+        self.emit(events.Notice(f"{self._named(left)} freed: {never}; {kept}", key="abort"))
+        self.send_interrupt()
 
     def _left_out(self) -> Mapping[int, str]:
         if self.is_script or self.is_calls or self.has_own_world:
@@ -679,8 +743,9 @@ class Run(PrintedOfRun):
         self._cancel_left()
 
     def _cancel_left(self) -> None:
-        for connection in self._nodes.connections(rank for rank in self.ranks if rank not in self.results):
-            connection.cancel(self.id)
+        is_from_here = self._submission is not None or (self.notebook and self.notebook == served_notebook())
+        whence = "" if is_from_here else whence_here()
+        self._nodes.session.cancel(self.id, whence)
 
     async def stop_ranks(self, *, kill_stuck: bool = False) -> InterruptReport:
         """As `interrupt`."""

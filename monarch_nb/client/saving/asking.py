@@ -1,26 +1,53 @@
-"""One question to all ranks of a mesh that save or load, and what came of it."""
+"""One question to all ranks of a mesh that save or load, and what came of it; and which directory is meant."""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import os
 import secrets
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from monarch_nb.client.connections import events
 from monarch_nb.client.connections.bridge import call
 from monarch_nb.client.debug.debugger import Debugger
-from monarch_nb.client.pools.facts.infos import RunInfo
-from monarch_nb.client.runs.needs import HeldMesh
-from monarch_nb.client.runs.run import Listener, OnError, Run
-from monarch_nb.client.runs.watching.waits import explain_waits
-from monarch_nb.errors import MonarchNbError, RunFailed, SaveError
+from monarch_nb.client.pools.infos import RunInfo
+from monarch_nb.client.runs.run import Run
+from monarch_nb.client.runs.waits import explain_waits
+from monarch_nb.errors import MonarchNbError, NodeUnreachable, RunFailed, SaveError, UsageError
 from monarch_nb.ground.interrupting import at_waits
 from monarch_nb.ground.rank_sets import name_ranks
 from monarch_nb.proto import run_pb2
-from monarch_nb.worker.saving.changing import NOT_KNOWN, STOPPED, UNCHANGED
-from monarch_nb.worker.saving.places import near
+from monarch_nb.worker.saving.asked import NOT_KNOWN, STOPPED, UNCHANGED, near
+
+if TYPE_CHECKING:
+    from monarch_nb.client.meshes.mesh import Mesh
+    from monarch_nb.client.reservations.reservation import Reservation
+
+
+def directory_of_saves(reservation: Reservation, directory: str | os.PathLike[str]) -> str:
+    """Return the absolute path, on the ranks, of a directory of saves.
+
+    A relative one is the notebook's own where nodes see it. Where nodes have copies of the notebook's files, which go
+    with the reservation, it is one of the shared storage.
+
+    Raises:
+        UsageError: there is no storage that outlives the reservation.
+    """
+    path = os.path.expanduser(directory)
+    if os.path.isabs(path):
+        return os.path.normpath(path)
+    if not reservation.files.copies:
+        return os.path.abspath(path)
+    if reservation.shared:
+        return os.path.normpath(os.path.join(reservation.shared, path))
+    raise UsageError(
+        f"{path}: nodes have copies of the notebook's files, which go with the reservation. Name a directory on "
+        f"storage that all nodes see, as in /data/me/{path}, or name that storage (%mesh reserve … --shared /data/me). "
+        "Without such storage, --bring keeps the save on this computer"
+    )
+
 
 _ENTRY = "__import__('monarch_nb.worker.saving.entry').worker.saving.entry"
 _INTERRUPTED = {
@@ -31,38 +58,8 @@ Progress = Callable[[int, int], None]
 """Called with the bytes that the first rank has written, and those that it writes in all."""
 
 
-class SavingMesh(HeldMesh, Protocol):
-    """What is needed of a `Mesh`, which says what each of these is."""
-
-    name: str
-
-    @property
-    def reservation(self) -> Any: ...
-
-    @property
-    def core(self) -> Any: ...
-
-    def submit(
-        self,
-        code: str,
-        *,
-        on_error: OnError = "wait",
-        cell_number: int = 0,
-        sync: bool = True,
-        listener: Listener | None = None,
-        secret: Mapping[str, Any] | None = None,
-    ) -> Run: ...
-
-    def unfinished(self) -> list[RunInfo]: ...
-
-    def select(self, ranks: int | Iterable[int], /) -> Any: ...
-
-    @property
-    def one_per_node(self) -> Any: ...
-
-
 def ask(
-    mesh: SavingMesh,
+    mesh: Mesh,
     what: str,
     request: Mapping[str, Any],
     *,
@@ -117,7 +114,7 @@ def names_of(names: Iterable[str]) -> tuple[str, ...]:
     return (names,) if isinstance(names, str) else tuple(names)
 
 
-def finish_behind(mesh: SavingMesh) -> str:
+def finish_behind(mesh: Mesh) -> str:
     """Wait until what this process has ranks save in the background is on disk; return what became of it, if nobody was
     told. Ranks that run something are left alone: they may hang."""
     if not mesh.core.saves_behind or _running(mesh):
@@ -128,12 +125,12 @@ def finish_behind(mesh: SavingMesh) -> str:
     return ""
 
 
-def ask_first(mesh: SavingMesh, call_: str) -> Any:
+def ask_first(mesh: Mesh, call_: str) -> Any:
     """Have the first rank call a function of the entry; return its value, which is JSON."""
     return _values(mesh.select(mesh.ranks[0]), _code("look for saves", call_), 0)[0]
 
 
-def missing_names(mesh: SavingMesh, names: Iterable[str]) -> dict[str, str]:
+def missing_names(mesh: Mesh, names: Iterable[str]) -> dict[str, str]:
     """Return the names of these that no rank has, with what is said of each; none while ranks run something."""
     wanted = list(names)
     if not wanted or _running(mesh):
@@ -147,7 +144,7 @@ def _code(title: str, call_: str) -> str:
     return f"{title!r}\n{_ENTRY}.{call_}"
 
 
-def check_free(mesh: SavingMesh) -> None:
+def check_free(mesh: Mesh) -> None:
     """Refuse at once where ranks run something: they would save when it is done, or never.
 
     Raises:
@@ -162,14 +159,14 @@ def check_free(mesh: SavingMesh) -> None:
     if len(where) == len(mesh.ranks) and all(each.state == run_pb2.Where.STATE_IDLE for each in where.values()):
         return  # a client was killed while it told nodes of a run: some never hear of it
     if waits := explain_waits({}, where):
-        raise SaveError(f"nothing was begun: {waits}")
+        raise SaveError(f"nothing was begun. {waits}")
     ranks, verb = name_ranks(busy[0].ranks), "runs" if len(busy[0].ranks) == 1 else "run"
     raise SaveError(
         f"nothing was begun: {ranks} {verb} {busy[0].title!r}: wait for it, or interrupt it (%mesh interrupt)"
     )
 
 
-def _stopped(mesh: SavingMesh, runs: Iterable[RunInfo]) -> str:
+def _stopped(mesh: Mesh, runs: Iterable[RunInfo]) -> str:
     """Return which ranks stand at breakpoints in these runs, and how they go on; empty when none does."""
     ids = {run.run_id for run in runs}
     places: dict[str, list[int]] = {}
@@ -182,9 +179,14 @@ def _stopped(mesh: SavingMesh, runs: Iterable[RunInfo]) -> str:
     return f"{where}: `c` at the prompt of %mesh debug lets them go on, %mesh interrupt ends what they run"
 
 
-def _running(mesh: SavingMesh) -> list[RunInfo]:
-    """Return what runs on the ranks' main threads: calls of actors have threads of their own."""
-    return [run for run in mesh.unfinished() if not run.is_calls]
+def _running(mesh: Mesh) -> list[RunInfo]:
+    """Return what a save would wait for. A local pool whose allocator has just died heals itself."""
+    try:
+        unfinished = mesh.unfinished()
+    except NodeUnreachable:
+        mesh._check_nodes()
+        unfinished = mesh.unfinished()
+    return [run for run in unfinished if run.holds_ranks]
 
 
 def became_of_load(ranks: Sequence[int], failed: Collection[int], lines: Mapping[int, str]) -> str:
@@ -218,9 +220,7 @@ def _left(text: str) -> str:
     return text.rpartition(": ")[2] if STOPPED in text else UNCHANGED
 
 
-def _values(
-    mesh: SavingMesh, code: str, cell_number: int, heard: _Listener | None = None, what: str = ""
-) -> Sequence[Any]:
+def _values(mesh: Mesh, code: str, cell_number: int, heard: _Listener | None = None, what: str = "") -> Sequence[Any]:
     with at_waits():
         secret = {"of_exchange": secrets.token_hex()}
         run = mesh.submit(code, on_error="abort", cell_number=cell_number, sync=False, listener=heard, secret=secret)

@@ -1,20 +1,21 @@
-"""What a mesh does with saves: it makes them, loads them, and tells which there are."""
+"""What a mesh does with saves: it makes them, loads them, tells which there are, and brings them to this computer."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
-from collections.abc import Iterable
+import secrets
+import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from monarch_nb.client.saving.asking import Progress, SavingMesh, ask, ask_first, names_of
-from monarch_nb.client.saving.bringing import bring as bring_here
-from monarch_nb.client.saving.bringing import on_nodes, take
-from monarch_nb.client.saving.places import Place, directory_of_saves
-from monarch_nb.errors import UsageError
+from monarch_nb.client.saving.asking import Progress, ask, ask_first, directory_of_saves, names_of
+from monarch_nb.errors import MonarchNbError, SaveError, UsageError
 from monarch_nb.ground.rank_sets import counted
 from monarch_nb.sizes import size
 from monarch_nb.worker.saving.asked import (
@@ -25,9 +26,74 @@ from monarch_nb.worker.saving.asked import (
     Origin,
     SaveReport,
     SaveRequest,
+    near,
 )
-from monarch_nb.worker.saving.manifest import found
-from monarch_nb.worker.saving.places import find, near
+from monarch_nb.worker.saving.manifest import Manifest, begin, commit, damage, find, found, prune
+
+if TYPE_CHECKING:
+    from monarch_nb.client.meshes.mesh import Mesh
+    from monarch_nb.client.reservations.reservation import Reservation
+
+_FILE = "_monarch_nb_file"
+_PLACES = "__import__('monarch_nb.worker.saving.manifest').worker.saving.manifest"
+
+
+@contextmanager
+def on_nodes(mesh: Mesh) -> Iterator[str]:
+    """A path that is a directory of its own on each node, once somebody makes it; it is removed in the end."""
+    scratch = f"/tmp/monarch-nb-save-{secrets.token_hex(8)}"
+    try:
+        yield scratch
+    finally:
+        with contextlib.suppress(MonarchNbError):  # a node is gone, and its files with it
+            mesh.one_per_node.run(f"__import__('shutil').rmtree({scratch!r}, True)", want_value=False, sync=False)
+
+
+def bring_here(mesh: Mesh, scratch: str, directory: Path, keep: int, report: SaveReport) -> SaveReport:
+    """Bring the parts of a save here, look whether they are whole, and name the save.
+
+    Raises:
+        SaveError: a part did not come as it was written.
+        FilesError, NodeUnreachable: as of any fetch.
+    """
+    hidden = begin(directory, secrets.token_hex(6), mesh.id)
+    try:
+        for node, ranks in mesh.core.by_node(mesh.ranks).items():
+            part = hidden / f"node{node}"
+            mesh.reservation.fetch(scratch, rank=ranks[0], to=part)
+            for file in part.iterdir():
+                file.chmod(0o600)
+                _sync(file)
+                file.rename(hidden / file.name)
+            part.rmdir()
+        if damaged := damage(hidden, Manifest.read(hidden)):
+            said = "; ".join(f"{name} {why}" for name, why in damaged.items())
+            raise SaveError(f"the save did not come whole: {said}")
+        place = commit(hidden)
+    except BaseException:
+        shutil.rmtree(hidden, ignore_errors=True)
+        raise
+    removed = prune(directory, keep, by_hand=True)
+    return dataclasses.replace(report, path=str(place), removed=tuple(map(str, removed)))
+
+
+def take(mesh: Mesh, scratch: str, save: Path) -> None:
+    """Put the files of a save here into a directory on each node."""
+    nodes = mesh.one_per_node
+    nodes.run(f"{_PLACES}.begin_part(__import__('pathlib').Path({scratch!r}))", want_value=False, sync=False)
+    for file in sorted(each for each in save.iterdir() if each.is_file()):
+        nodes.push({_FILE: file.read_bytes()})
+        path = os.path.join(scratch, file.name)
+        nodes.run(f"{_PLACES}.put({path!r}, globals().pop({_FILE!r}))", want_value=False, sync=False)
+
+
+def _sync(file: Path) -> None:
+    descriptor = os.open(file, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
 
 DEFAULT_DIRECTORY = "checkpoints"
 
@@ -92,131 +158,128 @@ class SaveInfos(list[SaveInfo]):
         return "\n".join(line.rstrip() for line in lines) or "no saves"
 
 
-class Saves:
-    """A part of `Mesh`: what its ranks hold goes to disk, and comes back."""
+def save(
+    mesh: Mesh,
+    directory: str | os.PathLike[str],
+    names: Iterable[str] = (),
+    *,
+    keep: int = KEPT_SAVES,
+    background: bool = False,
+    bring: bool = False,
+    strict: bool = False,
+    actors: str = "",
+    cell_number: int = 0,
+    progress: Progress | None = None,
+) -> SaveReport:
+    """Save what the ranks hold under names: models, optimizers and whatever else has `state_dict` and
+    `load_state_dict`; tensors; plain values and containers of these; random states.
 
-    def save(
-        self: SavingMesh,
-        directory: str | os.PathLike[str],
-        names: Iterable[str] = (),
-        *,
-        keep: int = KEPT_SAVES,
-        background: bool = False,
-        bring: bool = False,
-        strict: bool = False,
-        actors: str = "",
-        cell_number: int = 0,
-        progress: Progress | None = None,
-    ) -> SaveReport:
-        """Save what the ranks hold under names: models, optimizers and whatever else has `state_dict` and
-        `load_state_dict`; tensors; plain values and containers of these; random states.
+    The save is a new directory in `directory`, an ordinary checkpoint of torch.distributed.checkpoint. It appears
+    when it is whole. What is equal on all ranks is written once, shared out over the ranks. No process group is
+    used.
 
-        The save is a new directory in `directory`, an ordinary checkpoint of torch.distributed.checkpoint. It appears
-        when it is whole. What is equal on all ranks is written once, shared out over the ranks. No process group is
-        used.
+    Args:
+        directory: a relative one is the notebook's own where the nodes see it, else one of the shared storage.
+        names: only these names, or this one. By default all of the cells' names that can be saved.
+        keep: how many of the newest saves in `directory` stay.
+        background: return when the state is copied in memory; ranks write while the next cells run.
+        bring: each node writes its own files, which are brought to `directory` on this computer: for nodes that
+            have no common storage.
+        strict: refuse where only some ranks have a name. By default these save it, and the report says so.
+        actors: the name of actors on these ranks, whose attributes are saved in place of the cells' names.
+        cell_number: of the notebook's cell, to be told by `saves`.
+        progress: called with the bytes that the first rank has written, and those that it writes in all.
 
-        Args:
-            directory: a relative one is the notebook's own where the nodes see it, else one of the shared storage.
-            names: only these names, or this one. By default all of the cells' names that can be saved.
-            keep: how many of the newest saves in `directory` stay.
-            background: return when the state is copied in memory; ranks write while the next cells run.
-            bring: each node writes its own files, which are brought to `directory` on this computer: for nodes that
-                have no common storage.
-            strict: refuse where only some ranks have a name. By default these save it, and the report says so.
-            actors: the name of actors on these ranks, whose attributes are saved in place of the cells' names.
-            cell_number: of the notebook's cell, to be told by `saves`.
-            progress: called with the bytes that the first rank has written, and those that it writes in all.
+    Returns:
+        What was saved, and what was not and why. Printed, it is lines for people.
 
-        Returns:
-            What was saved, and what was not and why. Printed, it is lines for people.
+    Raises:
+        SaveError: a name can not be saved, or a rank could not write; earlier saves are whole. Or ranks are busy.
+        UsageError: the nodes have no such directory that outlives the reservation.
+        RunFailed, RankDead, NodeUnreachable: as for `run`.
 
-        Raises:
-            SaveError: a name can not be saved, or a rank could not write; earlier saves are whole. Or ranks are busy.
-            UsageError: the nodes have no such directory that outlives the reservation.
-            RunFailed, RankDead, NodeUnreachable: as for `run`.
+    Example:
+        >>> mesh.save("checkpoints/a", ["model", "optimizer", "step"])  # doctest: +SKIP
+        saved model, optimizer, step of 4 ranks: 1.5 GB in 3.1 s, in checkpoints/a/0001
+    """
+    if bring and background:
+        raise UsageError("what is saved in the background can not be brought here: it is not there yet")
+    origin = Origin(mesh.reservation.name, mesh.name, cell=cell_number, actors=actors)
 
-        Example:
-            >>> mesh.save("checkpoints/a", ["model", "optimizer", "step"])  # doctest: +SKIP
-            saved model, optimizer, step of 4 ranks: 1.5 GB in 3.1 s, in checkpoints/a/0001
-        """
-        if bring and background:
-            raise UsageError("what is saved in the background can not be brought here: it is not there yet")
-        origin = Origin(self.reservation.name, self.name, cell=cell_number, actors=actors)
+    def save_in(place: str, *, scattered: bool) -> SaveReport:
+        request = SaveRequest(place, names_of(names), keep, background, scattered, origin, strict=strict)
+        facts = dataclasses.asdict(request)
+        return SaveReport.from_facts(ask(mesh, "save", facts, actor=actors, cell_number=cell_number, progress=progress))
 
-        def save_in(place: str, *, scattered: bool) -> SaveReport:
-            request = SaveRequest(place, names_of(names), keep, background, scattered, origin, strict=strict)
-            facts = dataclasses.asdict(request)
-            return SaveReport.from_facts(
-                ask(self, "save", facts, actor=actors, cell_number=cell_number, progress=progress)
-            )
+    if not bring:
+        return save_in(directory_of_saves(mesh.reservation, directory), scattered=False)
+    with on_nodes(mesh) as scratch:
+        report = save_in(scratch, scattered=True)
+        return bring_here(mesh, scratch, here(directory), keep, report)
 
-        if not bring:
-            return save_in(directory_of_saves(self.reservation, directory), scattered=False)
-        with on_nodes(self) as scratch:
-            report = save_in(scratch, scattered=True)
-            return bring_here(self, scratch, here(directory), keep, report)
 
-    def load(
-        self: SavingMesh,
-        directory: str | os.PathLike[str],
-        names: Iterable[str] = (),
-        *,
-        strict: bool = False,
-        bring: bool = False,
-        actors: str = "",
-        cell_number: int = 0,
-    ) -> LoadReport:
-        """Load a save into the objects of the same names, on as many ranks as there are now.
+def load(
+    mesh: Mesh,
+    directory: str | os.PathLike[str],
+    names: Iterable[str] = (),
+    *,
+    strict: bool = False,
+    bring: bool = False,
+    actors: str = "",
+    cell_number: int = 0,
+) -> LoadReport:
+    """Load a save into the objects of the same names, on as many ranks as there are now.
 
-        First all ranks look whether everything fits. If something is missing, or has another shape or type, it is named
-        and nothing has changed.
+    First all ranks look whether everything fits. If something is missing, or has another shape or type, it is named
+    and nothing has changed.
 
-        Args:
-            directory: of a save, or of saves, of which the newest is loaded.
-            names: only these names, or this one. By default all that were saved.
-            bring: the save is on this computer, and the nodes do not see it: they get a copy for the time.
-            actors: the name of actors on these ranks, into whose attributes it is loaded.
-            strict: also refuse when something would be left out, or when a name is not in the save.
+    Args:
+        directory: of a save, or of saves, of which the newest is loaded.
+        names: only these names, or this one. By default all that were saved.
+        bring: the save is on this computer, and the nodes do not see it: they get a copy for the time.
+        actors: the name of actors on these ranks, into whose attributes it is loaded.
+        strict: also refuse when something would be left out, or when a name is not in the save.
 
-        Returns:
-            What was loaded, and what was not and why.
+    Returns:
+        What was loaded, and what was not and why.
 
-        Raises:
-            SaveError: something does not fit, or the save is damaged, or ranks are busy.
-            RunFailed, RankDead, NodeUnreachable: as for `run`.
+    Raises:
+        SaveError: something does not fit, or the save is damaged, or ranks are busy.
+        RunFailed, RankDead, NodeUnreachable: as for `run`.
 
-        Example:
-            >>> mesh.load("checkpoints/a")  # doctest: +SKIP
-            loaded model, step into 2 ranks, saved by 4 ranks: 3.0 GB in 2.0 s, from checkpoints/a/0001
-        """
+    Example:
+        >>> mesh.load("checkpoints/a")  # doctest: +SKIP
+        loaded model, step into 2 ranks, saved by 4 ranks: 3.0 GB in 2.0 s, from checkpoints/a/0001
+    """
 
-        def load_from(place: str) -> LoadReport:
-            request = dataclasses.asdict(LoadRequest(place, names_of(names), strict))
-            return LoadReport.from_facts(ask(self, "load", request, actor=actors, cell_number=cell_number))
+    def load_from(place: str) -> LoadReport:
+        request = dataclasses.asdict(LoadRequest(place, names_of(names), strict))
+        return LoadReport.from_facts(ask(mesh, "load", request, actor=actors, cell_number=cell_number))
 
-        if not bring:
-            return load_from(directory_of_saves(self.reservation, directory))
-        path = find(here(directory))
-        with on_nodes(self) as scratch:
-            take(self, scratch, path)
-            return dataclasses.replace(load_from(scratch), path=str(path))
+    if not bring:
+        return load_from(directory_of_saves(mesh.reservation, directory))
+    path = find(here(directory))
+    with on_nodes(mesh) as scratch:
+        take(mesh, scratch, path)
+        return dataclasses.replace(load_from(scratch), path=str(path))
 
-    def saves(self: SavingMesh, directory: str | os.PathLike[str] = DEFAULT_DIRECTORY) -> SaveInfos:
-        """Return the saves in a directory and in its directories, newest first.
 
-        Args:
-            directory: as for `save`. If this computer does not see it, the first rank looks when it is free.
+def saves(mesh: Mesh, directory: str | os.PathLike[str] = DEFAULT_DIRECTORY) -> SaveInfos:
+    """Return the saves in a directory and in its directories, newest first.
 
-        Example:
-            >>> mesh.saves("checkpoints")[0].names  # doctest: +SKIP
-            ('model', 'optimizer', 'step')
-        """
-        path = str(here(directory))
-        if not os.path.isdir(path):
-            path = directory_of_saves(self.reservation, directory)
-        if os.path.isdir(path):
-            return list_saves(path)
-        return SaveInfos(_info(place, summary) for place, summary in ask_first(self, f"listed({path!r})"))
+    Args:
+        directory: as for `save`. If this computer does not see it, the first rank looks when it is free.
+
+    Example:
+        >>> mesh.saves("checkpoints")[0].names  # doctest: +SKIP
+        ('model', 'optimizer', 'step')
+    """
+    path = str(here(directory))
+    if not os.path.isdir(path):
+        path = directory_of_saves(mesh.reservation, directory)
+    if os.path.isdir(path):
+        return list_saves(path)
+    return SaveInfos(_info(place, summary) for place, summary in ask_first(mesh, f"listed({path!r})"))
 
 
 def list_saves(directory: str | os.PathLike[str] = DEFAULT_DIRECTORY) -> SaveInfos:
@@ -246,7 +309,7 @@ def here(directory: str | os.PathLike[str]) -> Path:
     return Path(os.path.abspath(os.path.expanduser(directory)))
 
 
-def last_save(reservation: Place, name: str, directory: str) -> SaveInfo | None:
+def last_save(reservation: Reservation, name: str, directory: str) -> SaveInfo | None:
     """Return the newest save that a reservation of a name has left in a directory; None if this computer sees none."""
     try:
         path = Path(directory_of_saves(reservation, directory))

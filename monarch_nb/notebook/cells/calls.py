@@ -17,8 +17,7 @@ from monarch_nb.client.presenting import show_calls_in
 from monarch_nb.config import NONINTERACTIVE_VARIABLE
 from monarch_nb.ground.interrupting import at_waits, kernel_ends
 from monarch_nb.lines.templates import FoldBy, default_fold
-from monarch_nb.notebook.cells.answering import SCREEN
-from monarch_nb.notebook.cells.following import RunInterrupted
+from monarch_nb.notebook.cells.following import SCREEN, RunInterrupted
 from monarch_nb.notebook.output import displays
 from monarch_nb.notebook.output.publishing import call_later, displaying, printing
 from monarch_nb.notebook.output.tables import is_notebook

@@ -7,51 +7,95 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakValueDictionary
 
 from IPython.core.interactiveshell import InteractiveShell
 
 from monarch_nb.client.connections.events import TIME_NOTICE, Event, Finished, Notice
 from monarch_nb.client.debug.answering import Answering
-from monarch_nb.client.instruments.asked import packed
-from monarch_nb.client.instruments.checking import checked
+from monarch_nb.client.instruments.asked import checked, packed
 from monarch_nb.config import NONINTERACTIVE_VARIABLE
 from monarch_nb.errors import MonarchNbError, PickleError, RankFailure, RunFailed
 from monarch_nb.ground.code_names import mesh_flag
 from monarch_nb.ground.interrupting import anywhere, at_waits
 from monarch_nb.ground.rank_sets import counted, name_ranks
 from monarch_nb.lines.templates import checked_fold
-from monarch_nb.notebook.cells.answering import SCREEN, on_breakpoint
-from monarch_nb.notebook.cells.following import KernelEnds, RunInterrupted, RunTimeout, wait_for
+from monarch_nb.notebook.cells.following import SCREEN, KernelEnds, RunInterrupted, RunTimeout, on_breakpoint, wait_for
 from monarch_nb.notebook.cells.instruments import CellInstrument, by_name, instruments_of, show_found
 from monarch_nb.notebook.cells.resuming import come_back, say_what_is_saved, taken_back
-from monarch_nb.notebook.cells.scaling import ScalingCell, asks_for_scaling, plan_of
+from monarch_nb.notebook.cells.scaling import ScalingCell, asks_for_scaling, group_of, plan_of
 from monarch_nb.notebook.cells.sent_files import FilesBeforeCells
+from monarch_nb.notebook.cells.unknown_names import known_elsewhere
 from monarch_nb.notebook.mode import ANNOUNCE, MeshMode
 from monarch_nb.notebook.output import displays
 from monarch_nb.notebook.output.publishing import call_later, displaying, printing
 from monarch_nb.notebook.output.tables import calm_line, is_notebook, preformatted, show
 from monarch_nb.notebook.output.view import RunView
-from monarch_nb.notebook.session import Session, mesh_called
-from monarch_nb.notebook.syntax.command_line import checked_name, help_text, parse, wants_help
+from monarch_nb.notebook.session import Session, is_own, mesh_called
+from monarch_nb.notebook.syntax.command_line import Parsed, checked_name, help_text, parse, wants_help
 from monarch_nb.notebook.syntax.declarations import CELL
 from monarch_nb.times import duration
 
 if TYPE_CHECKING:
     from monarch_nb.client.meshes.mesh import Mesh
-    from monarch_nb.client.pools.facts.infos import RunInfo
-    from monarch_nb.client.runs.interrupts.interrupt_report import InterruptReport
+    from monarch_nb.client.pools.infos import RunInfo
+    from monarch_nb.client.runs.interrupting import InterruptReport
     from monarch_nb.client.runs.run import OnError, Run
     from monarch_nb.client.scripts.script import Script
     from monarch_nb.config import OnBreakpoint
     from monarch_nb.lines.templates import FoldBy
+    from monarch_nb.notebook.output.render import Group
 
 
 Failed = MonarchNbError | RunInterrupted | None
 """What a cell must raise when everything has been shown."""
+
+
+@dataclass(frozen=True)
+class HowShown:
+    """How a cell waits for a run, and shows it.
+
+    Attributes:
+        noblock: it does not wait. timeout_s: so long at most.
+        out: the variable for the values, or with `noblock` for the run.
+        by: in what lines of one row may differ. group, stream: as RunView has them.
+        shown: ranks whose output is shown; None for all.
+        on_breakpoint: what `breakpoint()` does in it, if that was said.
+        instruments: the run's, of which the cell shows what they found.
+        here: code for the kernel meanwhile.
+    """
+
+    noblock: bool = False
+    timeout_s: float | None = None
+    out: str | None = None
+    by: FoldBy | None = None
+    group: Group = "order"
+    stream: bool = True
+    shown: Collection[int] | None = None
+    on_breakpoint: OnBreakpoint | None = None
+    instruments: Sequence[CellInstrument] = ()
+    here: str | None = None
+
+    @classmethod
+    def of(cls, parsed: Parsed) -> HowShown:
+        """Return what a line says.
+
+        Raises:
+            UsageError: it makes no sense.
+        """
+        return cls(
+            parsed.switch("noblock"),
+            parsed.seconds("timeout"),
+            checked_name(parsed.text("out")),
+            group=group_of(parsed),
+            stream=parsed.switch("stream", default=True),
+            on_breakpoint=on_breakpoint(parsed),
+            instruments=instruments_of(parsed),
+        )
 
 
 class KernelCellFailed(MonarchNbError):
@@ -68,6 +112,7 @@ class CellRunner:
         self._last_view: RunView | None = None
         self._time_view: RunView | None = None  # below which the time was spoken of
         self._raised = ""  # because of which a run ended
+        self._in_place: Path | None = None  # the script that ran last in the ranks' own namespace
         session.show_time = self._show_time
 
     def run(self, line: str, code: str) -> None:
@@ -106,11 +151,10 @@ class CellRunner:
             self.run_in_kernel(code, silent=True)
             return
         parsed = parse(CELL, line)
-        out = checked_name(parsed.text("out"))
         if not code.strip():
             show(calm_line("an empty cell: nothing was run"))
             return
-        instruments = instruments_of(parsed)
+        how = HowShown.of(parsed)
         mesh = self._session.mesh(parsed.text("targets"), parsed.text("mesh"))
         asked = plan_of(parsed, len(mesh.ranks)) if asks_for_scaling(parsed) else None
         if announced:
@@ -119,26 +163,19 @@ class CellRunner:
             self._files.before_run(partial(mesh.core.node_names, mesh.ranks))
         if asked is not None:
             cell = ScalingCell(self._shell, self._session, mesh, code, parsed, asked, self._cell_number)
-            cell.run(lambda report: self._shell.user_ns.update({out: report} if out else {}))
+            cell.run(lambda report: self._shell.user_ns.update({how.out: report} if how.out else {}))
             return
-        by = checked_fold(parsed.text("fold") or "") or self._session.folds_by(len(mesh.ranks))
-        shown = self._session.shown_ranks(mesh, parsed.text("show"))
-        on_error: OnError = "abort" if parsed.text("on_error") == "abort" else "wait"
-        submit = partial(mesh.submit, code, on_error=on_error, want_value=out is not None, sync=False)
-        self._execute(
-            partial(submit, instruments=by_name(instruments)) if instruments else submit,
-            mesh.ranks,
-            on_breakpoint=on_breakpoint(parsed),
-            noblock=parsed.switch("noblock"),
-            timeout_s=parsed.seconds("timeout"),
-            out=out,
-            by=by,
-            group=parsed.text("group_outputs"),
-            stream=parsed.switch("stream", default=True),
-            shown=shown,
+        how = replace(
+            how,
+            by=checked_fold(parsed.text("fold") or "") or self._session.folds_by(len(mesh.ranks)),
+            shown=self._session.shown_ranks(mesh, parsed.text("show")),
             here=code if parsed.switch("local") else None,
-            instruments=instruments,
         )
+        on_error = cast("OnError", parsed.text("on_error") or "free")
+        submit = partial(mesh.submit, code, on_error=on_error, want_value=how.out is not None, sync=False)
+        if how.instruments:
+            submit = partial(submit, instruments=by_name(how.instruments))
+        self._execute(submit, mesh.ranks, how)
 
     def run_code(self, mesh: Mesh, code: str) -> None:
         """Run code of our own as a cell is run, its output here.
@@ -147,82 +184,44 @@ class CellRunner:
             RunFailed, RunInterrupted: as `run`.
         """
         submit = partial(mesh.submit, code, want_value=False, sync=False)
-        self._execute(submit, mesh.ranks, by=self._session.folds_by(len(mesh.ranks)))
+        self._execute(submit, mesh.ranks, HowShown(by=self._session.folds_by(len(mesh.ranks))))
 
-    def run_script(
-        self,
-        mesh: Mesh,
-        script: Script,
-        *,
-        noblock: bool,
-        timeout_s: float | None,
-        out: str | None,
-        shown: Collection[int] | None,
-        on_breakpoint: OnBreakpoint | None,
-        instruments: Sequence[CellInstrument] = (),
-    ) -> None:
+    def run_script(self, mesh: Mesh, script: Script, how: HowShown) -> None:
         """Run a script as a cell is run, its output here.
-
-        Args:
-            shown: ranks whose output is shown; None for all.
-            on_breakpoint: what `breakpoint()` does in it, if that was said.
-            instruments: the script's, of which the cell shows what they found.
 
         Raises:
             RunFailed, RunInterrupted, RunTimeout: as `run`.
         """
         self._files.before_run(partial(mesh.core.node_names, mesh.ranks))
-        script = replace(script, instruments=packed(checked(by_name(instruments), mesh)))
-        self._execute(
-            partial(mesh.start_script, script, sync=False),
-            mesh.ranks,
-            noblock=noblock,
-            timeout_s=timeout_s,
-            out=out,
-            by=self._session.folds_by(len(mesh.ranks)),
-            shown=self._session.shown_ranks(mesh) if shown is None else shown,
-            on_breakpoint=on_breakpoint,
-            instruments=instruments,
-        )
+        if script.in_place and script.is_file:
+            self._in_place = Path(self._session.directory, script.place)
+        script = replace(script, instruments=packed(checked(by_name(how.instruments), mesh.ranks)))
+        shown = self._session.shown_ranks(mesh) if how.shown is None else how.shown
+        how = replace(how, by=self._session.folds_by(len(mesh.ranks)), shown=shown)
+        self._execute(partial(mesh.start_script, script, sync=False), mesh.ranks, how)
 
-    def _execute(
-        self,
-        submit: Callable[..., Run],
-        ranks: Sequence[int],
-        *,
-        noblock: bool = False,
-        timeout_s: float | None = None,
-        out: str | None = None,
-        by: FoldBy | None = None,
-        group: str | None = None,
-        stream: bool = True,
-        shown: Collection[int] | None = None,
-        here: str | None = None,
-        on_breakpoint: OnBreakpoint | None = None,
-        instruments: Sequence[CellInstrument] = (),
-    ) -> None:
-        """Submit a run, show its output in this cell and wait for it, unless `noblock`; `here` is code for the kernel
-        meanwhile."""
+    def _execute(self, submit: Callable[..., Run], ranks: Sequence[int], how: HowShown) -> None:
+        """Submit a run, show its output in this cell, and wait for it."""
         failed: Failed = None
         failed_here: KernelCellFailed | None = None
         with at_waits():  # from here on Ctrl-C is for the ranks, and the cell does not end before they are free
-            view = self._view(ranks, by=by, group=group, stream=stream, shown=shown, background=noblock)
-            if on_breakpoint is not None:
-                submit = partial(submit, on_breakpoint=on_breakpoint)
+            view = self._view(ranks, how, background=how.noblock)
+            if how.on_breakpoint is not None:
+                submit = partial(submit, on_breakpoint=how.on_breakpoint)
             run = self._submit(submit, view)
-            if noblock:
+            if how.noblock:
                 self._leave_open(run, view)
-            if here is not None:
+            if how.here is not None:
                 with anywhere():
-                    failed_here = self._failed_in_kernel(here)
-            if not noblock:
-                failed = self._wait(run, view, timeout_s, out, on_breakpoint)
+                    failed_here = self._failed_in_kernel(how.here)
+            if not how.noblock:
+                failed = self._wait(run, view, how)
         if run.done:
-            show_found(instruments, run, in_place=is_notebook(self._shell))
-        if not noblock:
-            self._finish(run, failed, out)
-        elif out is not None:
-            self._shell.user_ns[out] = run
+            show_found(how.instruments, run, in_place=is_notebook(self._shell))
+        if not how.noblock:
+            self._finish(run, failed, how.out)
+        elif how.out is not None:
+            self._shell.user_ns[how.out] = run
         if failed_here is not None:
             raise failed_here
 
@@ -248,6 +247,8 @@ class CellRunner:
                 sys.stderr.write("\n".join([*failed._render_traceback_(), ""]))
                 failed = None
             show(calm_line(_followed_line(info, from_start)))
+            if block and not info.done and not is_own(info, self._session.notebook) and self._may_stop(info):
+                show(calm_line("■ interrupts the run; %mesh attach --noblock only follows it"))
             with at_waits():
                 failed = self._follow(info, from_start=from_start, block=block)
             if isinstance(failed, RunInterrupted):
@@ -255,11 +256,14 @@ class CellRunner:
         if failed is not None:
             raise failed
 
+    def _may_stop(self, info: RunInfo) -> bool:
+        """Return whether an interrupt stops a run: of somebody else's mesh it stops our runs alone."""
+        return not info.owner or self._session.current().is_mine
+
     def _follow(self, info: RunInfo, *, from_start: bool, block: bool) -> Failed:
         mesh = self._session.mesh(name=info.mesh or None).select(info.ranks)
-        shown = self._session.shown_ranks(mesh)
-        by = self._session.folds_by(len(mesh.ranks))
-        view = self._view(info.ranks, by=by, shown=shown, background=not block, resumed=not from_start)
+        how = HowShown(by=self._session.folds_by(len(mesh.ranks)), shown=self._session.shown_ranks(mesh))
+        view = self._view(info.ranks, how, background=not block, resumed=not from_start)
         run = self._session.runs.get(info.run_id)
         if run is not None and run.refusal:
             run = None  # it was shared no longer, and is again
@@ -276,7 +280,7 @@ class CellRunner:
         self._views[run.id] = view
         view.shows(run)
         if block:
-            return self._wait(run, view, None)
+            return self._wait(run, view, how)
         self._leave_open(run, view)
         return None
 
@@ -298,6 +302,8 @@ class CellRunner:
 
     def _finish(self, run: Run, failed: Failed, out: str | None) -> None:
         """Keep the values of a run that is over; raise what it failed with."""
+        if isinstance(failed, RunFailed):
+            failed.remedy = known_elsewhere(failed, self._shell, self._in_place)
         if out is not None and run.done:
             self._shell.user_ns[out] = run.kept_values
             try:
@@ -323,20 +329,13 @@ class CellRunner:
 
         run.add_listener(on_event)
 
-    def _wait(
-        self,
-        run: Run,
-        view: RunView,
-        timeout_s: float | None,
-        out: str | None = None,
-        on_breakpoint: OnBreakpoint | None = None,
-    ) -> Failed:
-        """Wait for a run; return what the cell must raise. A run that goes on sets the variable `out` at its end."""
+    def _wait(self, run: Run, view: RunView, how: HowShown) -> Failed:
+        """Wait for a run; return what the cell must raise. A run that goes on sets the variable at its end."""
         try:
-            report = wait_for(run, timeout_s, view.on_event, Answering(run, SCREEN, on_breakpoint))
+            report = wait_for(run, how.timeout_s, view.on_event, Answering(run, SCREEN, how.on_breakpoint))
         except RunTimeout:
             self._leave_open(run, view)
-            self._keep_later(run, out)
+            self._keep_later(run, how.out)
             raise
         except KernelEnds:
             view.leave("goes on without this kernel: %mesh attach follows it")
@@ -344,7 +343,7 @@ class CellRunner:
             raise
         if not run.done:  # interrupted; the rest can not be reached
             self._leave_open(run, view)
-            self._keep_later(run, out)
+            self._keep_later(run, how.out)
             return RunInterrupted(str(report))
         if run.refusal is not None:  # the cell raises it: it is not told twice
             self._raised = str(run.refusal)
@@ -369,29 +368,19 @@ class CellRunner:
         view.keep_open()
         run.add_listener(on_event)
 
-    def _view(
-        self,
-        ranks: Sequence[int],
-        *,
-        background: bool,
-        by: FoldBy | None = None,
-        group: str | None = None,
-        stream: bool = True,
-        shown: Collection[int] | None = None,
-        resumed: bool = False,
-    ) -> RunView:
+    def _view(self, ranks: Sequence[int], how: HowShown, *, background: bool, resumed: bool = False) -> RunView:
         """Return the output of a run in the cell that executes now."""
         terminal = not is_notebook(self._shell)
         view = self._last_view = RunView(
             ranks,
             printing() if terminal else displaying()(),
             call_later,
-            by=by,
-            group="rank" if group == "rank" else "type" if group == "type" else "order",
+            by=how.by,
+            group=how.group,
             show_failures=background,
-            stream=stream and not os.environ.get(NONINTERACTIVE_VARIABLE),
+            stream=how.stream and not os.environ.get(NONINTERACTIVE_VARIABLE),
             terminal=terminal,
-            shown=shown,
+            shown=how.shown,
             resumed=resumed,
             cell=displays.executing_cell(),
         )
@@ -410,8 +399,7 @@ class CellRunner:
         return True
 
     def _failed_in_kernel(self, code: str, silent: bool = False) -> KernelCellFailed | None:
-        run_cell: Any = self._shell.run_cell  # IPython's has no types
-        if run_cell(code, store_history=False, silent=silent).success:
+        if self._shell.run_cell(code, store_history=False, silent=silent).success:
             return None
         return KernelCellFailed("the cell failed in the kernel (its traceback is above)")
 

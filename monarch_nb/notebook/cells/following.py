@@ -1,27 +1,74 @@
-"""A cell that waits for a run: Ctrl-C goes to the ranks, a timeout leaves them alone."""
+"""A cell that waits for a run: Ctrl-C goes to the ranks, a timeout leaves them alone, and ranks that stop at
+breakpoints open the debugger's prompt.
+"""
 
 from __future__ import annotations
 
+import builtins
+import sys
 import threading
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, get_args
+
+from IPython.core.interactiveshell import InteractiveShell
 
 from monarch_nb.client.connections.events import Notice
-from monarch_nb.client.runs.interrupts.interrupt_report import InterruptReport, handled_by, left_by_kernel
-from monarch_nb.config import cadence
+from monarch_nb.client.debug.answering import Screen
+from monarch_nb.client.debug.console import Console, Left
+from monarch_nb.client.debug.debugger import HEADERS, Debugger, StopInfo, stops_rows, stops_table
+from monarch_nb.client.runs.interrupting import InterruptReport, handled_by, left_by_kernel
+from monarch_nb.config import OnBreakpoint, cadence
+from monarch_nb.ground.callers import end_at_caller
 from monarch_nb.ground.interrupting import at_waits, kernel_ends
+from monarch_nb.ground.printing import put
 from monarch_nb.ground.rank_sets import name_ranks
+from monarch_nb.notebook.output.tables import Shown, calm_line, show, table
+from monarch_nb.notebook.syntax.command_line import Parsed
 from monarch_nb.times import duration
 
 if TYPE_CHECKING:
+    from monarch_nb.client.meshes.mesh import Mesh
     from monarch_nb.client.runs.run import Run
+
+
+def takes_input(shell: InteractiveShell) -> bool:
+    """Return whether whoever executes the cell can type: headless clients say that nobody can."""
+    kernel = getattr(shell, "kernel", None)
+    if kernel is None:
+        return sys.stdin is not None and sys.stdin.isatty()
+    return bool(getattr(kernel, "_allow_stdin", False))
+
+
+def on_breakpoint(parsed: Parsed) -> OnBreakpoint | None:
+    """Return what a line says that breakpoints do; None when it says nothing."""
+    choices: tuple[OnBreakpoint, ...] = get_args(OnBreakpoint)
+    return next((choice for choice in choices if choice == parsed.text("on_breakpoint")), None)
+
+
+def prompt(mesh: Mesh) -> Left:
+    """Open the debugger's prompt in the cell that executes now."""
+    return Console(Debugger(mesh), builtins.input, put, _show_table).run()
+
+
+SCREEN = Screen(
+    prompt,
+    lambda text: show(calm_line(text)),
+    "this cell waits for {them}: monarch-nb debug {name} in a terminal, or %mesh debug in another notebook, opens the "
+    "debugger again; ■ interrupts {them}",
+)
+"""The cell that waits."""
+
+
+def _show_table(stops: Sequence[StopInfo]) -> None:
+    show(Shown(stops_table(stops), table("", HEADERS, stops_rows(stops)).html))
 
 
 class RunInterrupted(KeyboardInterrupt):
     """The cell was interrupted; the text says what that did."""
 
     def _render_traceback_(self, *_: Any) -> list[str]:
+        end_at_caller(self.__traceback__)
         return [f"\x1b[31mKeyboardInterrupt\x1b[39m: {self}"]
 
 
@@ -33,6 +80,7 @@ class RunTimeout(TimeoutError):
     """The cell waited as long as `--timeout` said; the run goes on."""
 
     def _render_traceback_(self, *_: Any) -> list[str]:
+        end_at_caller(self.__traceback__)
         return [f"\x1b[31mTimeoutError\x1b[39m: {self}"]
 
 

@@ -2,24 +2,145 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
 
-from monarch_nb.client.flames.flames import PYTHON_PROFILE
+from monarch_nb.client.instruments.asked import found_on
+from monarch_nb.client.instruments.flames import DIRECTORY, PYTHON_PROFILE
 from monarch_nb.client.instruments.profiles import MEMORY_HISTORY, TORCH_PROFILE
 from monarch_nb.errors import MonarchNbError, UsageError
-from monarch_nb.notebook.cells.flames import flames_found
-from monarch_nb.notebook.cells.profiles import history_found, profile_found, profiled_ranks, show_full_memory
+from monarch_nb.ground.rank_sets import counted, name_ranks
 from monarch_nb.notebook.cells.progress import Progress
-from monarch_nb.notebook.cells.went_wrong import deterministic_found, watch_found
-from monarch_nb.notebook.output.tables import calm_line, show
+from monarch_nb.notebook.output.inside import file_line, history_view, memory_view, profile_view
+from monarch_nb.notebook.output.tables import Shown, calm_line, show
 from monarch_nb.notebook.syntax.command_line import Parsed
-from monarch_nb.notebook.syntax.went_wrong import determined, watched
+from monarch_nb.notebook.syntax.flags import watched
+from monarch_nb.sizes import binary_size
 from monarch_nb.worker.instruments.torch_profile import STEPS
+from monarch_nb.worker.memory import asked_bytes, is_out_of_memory
 
 if TYPE_CHECKING:
     from monarch_nb.client.runs.run import Run
+
+_WATCHED = {"grad": "gradients", "loss": "losses", "param": "parameters"}
+
+
+def watch_found(run: Run) -> Iterator[Shown]:
+    """Yield what stands below a cell where `--watch` found nothing. What it found, the rank has said itself."""
+    for line in watch_lines(found_on(cast("Any", run.mesh), run, "watch"), has_failed=bool(run.failures)):
+        yield calm_line(line)
+
+
+def watch_lines(found: Mapping[int, Mapping[str, Any]], *, has_failed: bool = False) -> list[str]:
+    """Return a line for the ranks on which nothing was found.
+
+    Args:
+        has_failed: the run has: why, its traceback says, and not that ranks did no step.
+
+    Example:
+        >>> of_rank = {"steps": 7, "backward_passes": 7, "looked_at": 7, "what": ["grad"], "found": ""}
+        >>> watch_lines({0: of_rank, 1: of_rank})
+        ['--watch: 7 steps on ranks 0-1, all gradients finite; nan=loss,grad looks at the loss, too']
+    """
+    finders = [rank for rank, told in sorted(found.items()) if told["found"]]
+    lines: dict[str, list[int]] = {}
+    for rank, told in sorted(found.items()):
+        if not told["found"] and (told["looked_at"] or not has_failed):
+            lines.setdefault(_watched(told, with_hint=not finders), []).append(rank)
+    above = f"{name_ranks(finders)} found what is not finite (see above); " if finders else ""
+    return [f"--watch: {above}{line.format(name_ranks(ranks))}" for line, ranks in lines.items()]
+
+
+def _watched(told: Mapping[str, Any], *, with_hint: bool) -> str:
+    """Return what was looked at, with a place for the ranks' names; where that were gradients alone and all is well,
+    with what more there is."""
+    steps, looked_at = told["steps"], told["looked_at"]
+    if not steps and told["backward_passes"]:
+        times = counted(told["backward_passes"], "time")
+        why = "a GradScaler leaves out steps whose gradients are not finite; nan=loss looks at the loss"
+        return f"no gradients were looked at on {{}}: backward was called {times}, and no optimizer made a step; {why}"
+    if not steps:
+        return "nothing was looked at on {}: no optimizer of torch's made a step there"
+    if not looked_at:
+        why = "there were no gradients, or a GradScaler left all steps out (nan=loss looks at the loss)"
+        return f"nothing was looked at in {counted(steps, 'step')} on {{}}: {why}"
+    finite = _all_finite(told["what"])
+    if with_hint and told["what"] == ["grad"]:
+        finite += "; nan=loss,grad looks at the loss, too"
+    if looked_at < steps:
+        return f"{looked_at} of {counted(steps, 'step')} on {{}} looked at, {finite}"
+    return f"{counted(steps, 'step')} on {{}}, {finite}"
+
+
+def _all_finite(what: Sequence[str]) -> str:
+    """Return what is finite: "all gradients finite"."""
+    if len(what) == len(_WATCHED):
+        return "all finite"
+    return f"all {' and '.join(_WATCHED[each] for each in what)} finite"
+
+
+_SPEEDSCOPE = "https://www.speedscope.app"
+
+
+def flames_found(run: Run) -> Iterator[object]:
+    """Yield where the time of a run went, and write that down."""
+    flames = run.mesh.flames_of(run)
+    if not flames.groups:
+        yield calm_line("; ".join(flames.notes) or "no profile: the cell ended before the first look at its stacks")
+        return
+    yield flames
+    path = Path(DIRECTORY) / f"run{run.number}.speedscope.json"
+    try:
+        yield file_line("stacks", flames.save(path), _SPEEDSCOPE)
+    except OSError as error:
+        why = f"{path} can not be written ({error.strerror})"
+        yield calm_line(f"{why}: mesh.flames_of(run).save(PATH) is for another place")
+    if flames.notes:
+        yield calm_line("\n".join(flames.notes))
+
+
+_RANKS = re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*")
+
+
+def profile_found(run: Run) -> Iterator[Shown]:
+    """Yield where the time of the profiled ranks went."""
+    yield from profile_view(run.mesh.profile_of(run))
+
+
+def history_found(run: Run) -> Iterator[Shown]:
+    """Yield where the record of allocations is."""
+    yield from history_view(*run.mesh.memory_history_of(run))
+
+
+def show_full_memory(run: Run) -> None:
+    """Show what ranks held on which an allocation failed, if one did."""
+    if run.is_script or not any(is_out_of_memory(failure.name, failure.message) for failure in run.failures):
+        return
+    report = run.mesh.memory_of(run)
+    if report.ranks:
+        asked = max(asked_bytes(failure.message) for failure in run.failures)
+        of_size = f" of {binary_size(asked)}" if asked else ""
+        show(calm_line(f"the memory as it was before the allocation{of_size} that failed:"))
+    for view in memory_view(report) if report.ranks else ():
+        show(view)
+
+
+def profiled_ranks(parsed: Parsed) -> list[int] | None:
+    """Return the ranks that `--profile-ranks` names; None for the default.
+
+    Raises:
+        UsageError: it can not be read.
+    """
+    text = parsed.text("profile_ranks")
+    if text is None:
+        return None
+    if not _RANKS.fullmatch(text):
+        raise UsageError(f"--profile-ranks takes ranks such as 0,4-7, not {text!r}")
+    parts = [part.partition("-") for part in text.split(",")]
+    return sorted({rank for first, _, last in parts for rank in range(int(first), int(last or first) + 1)})
 
 
 @dataclass(frozen=True)
@@ -64,20 +185,11 @@ def _watch(parsed: Parsed) -> CellInstrument | None:
     return CellInstrument("--watch", "watch", {"what": watched(text)}, watch_found) if text is not None else None
 
 
-def _deterministic(parsed: Parsed) -> CellInstrument | None:
-    options = determined(parsed)
-    if options is None:
-        return None
-    flag = "--compare-with" if options["compare_with"] else "--deterministic"
-    return CellInstrument(flag, "deterministic", options, deterministic_found)
-
-
 _READERS: tuple[Callable[[Parsed], CellInstrument | None], ...] = (
     _torch_profile,
     _python_profile,
     _memory_history,
     _watch,
-    _deterministic,
 )
 """Each returns its instrument, when the line asks for it."""
 

@@ -104,7 +104,7 @@ def come_back(shell: InteractiveShell, session: Session, plan: ResumePlan, why: 
         try:
             with contextlib.suppress(MonarchNbError):  # a job whose time is nearly up would have its nodes once more
                 session.current().release(progress=progress)
-            reservation = plan.reserve(progress)
+            reservation = plan.reserve(progress=progress)
         except KeyboardInterrupt:
             progress.done("not resumed: interrupted. The saves are still there; %mesh load loads the newest")
             raise
@@ -112,8 +112,7 @@ def come_back(shell: InteractiveShell, session: Session, plan: ResumePlan, why: 
         session.resume = plan
         progress.done(f"{reservation.name}: {counted(len(reservation.mesh.ranks), 'rank')} ready again")
     for code in tagged_cells(session.notebook, plan.tags) if plan.tags else ():
-        run_cell: Any = shell.run_cell  # IPython's has no types
-        if not run_cell(code, store_history=False).success:
+        if not shell.run_cell(code, store_history=False).success:
             raise SetupFailed("not resumed: a cell that makes what is loaded into failed; its traceback is above")
     mesh = reservation.mesh
     try:

@@ -5,24 +5,24 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from IPython.core.interactiveshell import InteractiveShell
 
 from monarch_nb.client.debug.answering import Answering
-from monarch_nb.client.scaling.report import Plan, ScalingReport, plan, sizes_of
+from monarch_nb.client.meshes.scaling import Series
+from monarch_nb.client.meshes.scaling_report import Plan, ScalingReport, plan, sizes_of
 from monarch_nb.config import NONINTERACTIVE_VARIABLE
 from monarch_nb.errors import RunFailed, UsageError
 from monarch_nb.ground.interrupting import at_waits
 from monarch_nb.ground.rank_sets import counted
 from monarch_nb.lines.templates import checked_fold
-from monarch_nb.notebook.cells.answering import SCREEN, on_breakpoint
-from monarch_nb.notebook.cells.following import KernelEnds, RunInterrupted, RunTimeout, wait_for
+from monarch_nb.notebook.cells.following import SCREEN, KernelEnds, RunInterrupted, RunTimeout, on_breakpoint, wait_for
 from monarch_nb.notebook.cells.progress import Progress
 from monarch_nb.notebook.output.publishing import call_later
 from monarch_nb.notebook.output.tables import is_notebook
 from monarch_nb.notebook.output.view import RunView
-from monarch_nb.notebook.scaling.view import ScalingView
+from monarch_nb.notebook.scaling import ScalingView
 from monarch_nb.notebook.session import Session
 from monarch_nb.notebook.syntax.command_line import Parsed
 from monarch_nb.times import duration
@@ -30,8 +30,8 @@ from monarch_nb.times import duration
 if TYPE_CHECKING:
     from monarch_nb.client.meshes.mesh import Mesh
     from monarch_nb.client.runs.run import OnError, Run
+    from monarch_nb.notebook.output.render import Group
 
-_OF_SCALE = ("repeat", "per", "rate", "weak")
 _NOT_WITH_SCALE = {"noblock": "the cell waits for each size", "local": "the kernel is no rank"}
 
 
@@ -42,8 +42,8 @@ def asks_for_scaling(parsed: Parsed) -> bool:
         UsageError: flags that do not go together.
     """
     if parsed.text("scale") is None:
-        if lone := next((key for key in _OF_SCALE if key in parsed.values), None):
-            raise UsageError(f"--{lone} belongs to --scale: %%mesh --scale 1,2,4 --{lone} …")
+        if parsed.text("per") is not None:
+            raise UsageError("--per belongs to --scale: %%mesh --scale 1,2,4 --per tokens")
         return False
     for key, why in _NOT_WITH_SCALE.items():
         if parsed.switch(key):
@@ -57,14 +57,12 @@ def plan_of(parsed: Parsed, most: int) -> Plan:
     Raises:
         UsageError: it makes no sense; nothing was run.
     """
-    return plan(
-        sizes_of(parsed.text("scale") or ""),
-        most,
-        repeat=parsed.count("repeat") or 1,
-        per=parsed.text("per") or "",
-        rate=parsed.text("rate") or "",
-        weak=parsed.switch("weak"),
-    )
+    return plan(sizes_of(parsed.text("scale") or ""), most, parsed.text("per") or "")
+
+
+def group_of(parsed: Parsed) -> Group:
+    """Return how a line wants output to be ordered."""
+    return cast("Group", parsed.text("group_outputs") or "order")
 
 
 @dataclass
@@ -93,13 +91,11 @@ class ScalingCell:
         Raises:
             RunInterrupted: somebody has ended it. The rows so far are shown.
         """
-        from monarch_nb.client.meshes.scales import series_of
-
         in_place = is_notebook(self.shell)
         with at_waits(), Progress(in_place) as progress:
             self._view = ScalingView(self.shell, has_curve=len(self.asked.sizes) > 1)
             self._progress = progress
-            series = series_of(self.mesh, self.asked, self._submit, self._wait, self._view.show)
+            series = Series(self.mesh, self.asked, self._submit, self._wait, self._view.show)
             self._view.show(series.report)
             try:
                 series.measure()
@@ -109,22 +105,21 @@ class ScalingCell:
                 raise RunInterrupted(f"{str(interrupt) or 'interrupted'}{_left_out(series.report)}") from None
             finally:
                 self._view.finish(series.report)
-                runs = sum(len(row.times_s) for row in series.report.rows)
+                runs = sum(row.time_s is not None for row in series.report.rows)
                 progress.done(f"{counted(runs, 'run')} measured in {duration(progress.elapsed_s)}")
                 keep(series.report)
 
-    def _submit(self, ranks: tuple[int, ...], repeat: int) -> Run:
-        times = f", repeat {repeat} of {self.asked.repeat}" if self.asked.repeat > 1 else ""
-        self._progress(f"size {len(ranks)}{times}")
+    def _submit(self, ranks: tuple[int, ...]) -> Run:
+        self._progress(f"size {len(ranks)}")
         self._run_view = self._view_of(ranks)
-        self._is_last = (len(ranks), repeat) == (self.asked.sizes[-1], self.asked.repeat)
-        on_error: OnError = "wait" if self.parsed.text("on_error") == "wait" else "abort"
+        self._is_last = len(ranks) == self.asked.sizes[-1]
+        on_error = cast("OnError", self.parsed.text("on_error") or "abort")
         try:
             run = self.mesh.select(ranks).submit(
                 self.code,
                 on_error=on_error,
                 cell_number=self.number,
-                want_value=bool(self.asked.wanted),
+                want_value=bool(self.asked.per),
                 sync=False,
                 on_breakpoint=on_breakpoint(self.parsed),
                 own_world=True,
@@ -160,7 +155,7 @@ class ScalingCell:
             self._view.output.keep()
 
     def _follow(self, run: Run, view: RunView, timeout_s: float | None) -> None:
-        from monarch_nb.client.meshes.scales import interrupted_after
+        from monarch_nb.client.meshes.scaling import interrupted_after
 
         answering = Answering(run, SCREEN, on_breakpoint(self.parsed))
         try:
@@ -174,13 +169,12 @@ class ScalingCell:
             raise RunInterrupted(str(report))
 
     def _view_of(self, ranks: tuple[int, ...]) -> RunView:
-        group = self.parsed.text("group_outputs")
         return RunView(
             ranks,
             self._view.output.begin(),
             call_later,
             by=checked_fold(self.parsed.text("fold") or "") or self.session.folds_by(len(ranks)),
-            group="rank" if group == "rank" else "type" if group == "type" else "order",
+            group=group_of(self.parsed),
             stream=self.parsed.switch("stream", default=True) and not os.environ.get(NONINTERACTIVE_VARIABLE),
             terminal=not is_notebook(self.shell),
         )

@@ -1,4 +1,6 @@
-"""The line above a cell that says which files went before it, and how many."""
+"""What happens before a cell: allocators of a local pool that died start again, and files that changed go to the
+nodes.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +10,10 @@ from typing import TYPE_CHECKING
 from IPython.core.interactiveshell import InteractiveShell
 
 from monarch_nb.client.doctor.diagnosis import name_nodes
+from monarch_nb.client.pools.pool import pool_object
 from monarch_nb.files.tree import printable
-from monarch_nb.notebook.cells.healing import heal
-from monarch_nb.notebook.cells.late_progress import LateProgress
+from monarch_nb.ground.rank_sets import counted
+from monarch_nb.notebook.cells.progress import LateProgress
 from monarch_nb.notebook.output.tables import calm_line, show
 from monarch_nb.notebook.session import Session
 from monarch_nb.sizes import size
@@ -19,7 +22,14 @@ from monarch_nb.times import duration
 if TYPE_CHECKING:
     from monarch_nb.client.files.local_tree import Report
     from monarch_nb.client.files.sync import SyncedFiles
-    from monarch_nb.client.files.sync_report import OnNodes, SyncReport
+    from monarch_nb.client.files.transfer import OnNodes, SyncReport
+
+
+def heal(session: Session) -> None:
+    """Have allocators start again that died, in the pool of what is held, and say so."""
+    pool = session.reservation.pool if session.reservation is not None else session.pool
+    pool_object(pool).heal(lambda line: show(calm_line(line)))
+
 
 NAMES_SHOWN = 5
 
@@ -62,9 +72,9 @@ def sent_lines(report: SyncReport, everyone: Sequence[str]) -> list[str]:
         return [f"{_sent_to_each(report, everyone)} in {duration(report.seconds)}"]
     if report.files:
         how_much = f", {size(report.size_bytes)}," if report.size_bytes else ""  # nodes may have had all the content
-        parts.append(f"sent {how_many(report.files, 'file')}{how_much} to {_nodes(report.nodes)}")
+        parts.append(f"sent {counted(report.files, 'file')}{how_much} to {_nodes(report.nodes)}")
     if report.removed:
-        parts.append(f"removed {report.removed:,}" if parts else f"removed {how_many(report.removed, 'file')} there")
+        parts.append(f"removed {report.removed:,}" if parts else f"removed {counted(report.removed, 'file')} there")
     if parts:
         return [f"{', '.join(parts)} in {duration(report.seconds)}"]
     return [] if report.kept else [f"the files are on {_nodes(report.nodes)} already"]
@@ -89,7 +99,7 @@ def _by_count(files: Mapping[str, int], at: str, everyone: Sequence[str]) -> lis
         if count := files.get(name):
             nodes.setdefault(count, []).append(name)
     counts = sorted(nodes, reverse=True)
-    parts = [f"{how_many(count, 'file')} {at} {name_nodes(nodes[count], everyone)}" for count in counts[:NAMES_SHOWN]]
+    parts = [f"{counted(count, 'file')} {at} {name_nodes(nodes[count], everyone)}" for count in counts[:NAMES_SHOWN]]
     rest = sum(len(nodes[count]) for count in counts[NAMES_SHOWN:])
     return [*parts, f"fewer {at} {_nodes(rest)}"] if rest else parts
 
@@ -155,10 +165,5 @@ def some(names: Sequence[str], count: int = 0) -> str:
     return ", ".join(names[:NAMES_SHOWN]) + more
 
 
-def how_many(number: int, noun: str) -> str:
-    """Return "1 file" or "10,000 files"."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
 def _nodes(number: int) -> str:
-    return how_many(number, "node")
+    return counted(number, "node")

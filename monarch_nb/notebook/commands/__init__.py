@@ -3,12 +3,6 @@
 subcommands  all of them, by name
 files        sync, fetch, ls
 scripts      run
-plotting     plot
-comparing    diff
-watching     top
-memory       memory
-debugging    debug
-looks        fold, show
-saving       save, load, saves
-releasing    release
+looking      fold, show, plot, top, diff, memory, debug
+saving       save, load, saves, release
 """

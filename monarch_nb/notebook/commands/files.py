@@ -14,8 +14,9 @@ from IPython.core.interactiveshell import InteractiveShell
 from monarch_nb.client.doctor.diagnosis import name_nodes
 from monarch_nb.errors import FilesError, MonarchNbError, TargetError, UsageError
 from monarch_nb.files.tree import printable
-from monarch_nb.notebook.cells.late_progress import LateProgress
-from monarch_nb.notebook.cells.sent_files import grouped, how_many, left_out, node_names, notes, sent_lines, some
+from monarch_nb.ground.rank_sets import counted
+from monarch_nb.notebook.cells.progress import LateProgress
+from monarch_nb.notebook.cells.sent_files import grouped, left_out, node_names, notes, sent_lines, some
 from monarch_nb.notebook.output.tables import Shown, calm_line, show, table
 from monarch_nb.notebook.session import Session
 from monarch_nb.notebook.syntax.command_line import Parsed
@@ -25,7 +26,7 @@ from monarch_nb.times import duration
 if TYPE_CHECKING:
     from monarch_nb.client.files.local_tree import Report
     from monarch_nb.client.files.sync import SyncedFiles
-    from monarch_nb.client.files.sync_report import Differences, Pending
+    from monarch_nb.client.files.transfer import Differences, Pending
     from monarch_nb.client.reservations.reservation import Reservation
     from monarch_nb.proto import files_pb2 as pb
 
@@ -102,7 +103,7 @@ class FileCommands:
                 except FilesError as error:
                     failed.append(error)
                     continue
-                what, place = f"{how_many(report.files, 'file')}, {size(report.size_bytes)}", report.path
+                what, place = f"{counted(report.files, 'file')}, {size(report.size_bytes)}", report.path
                 lines.append(f"brought {what}, from {node} to {report.path} in {duration(report.seconds)}")
             if not lines:
                 raise failed[0]
@@ -125,7 +126,7 @@ class FileCommands:
             )
             for info in found
         ]
-        show(table(f"{path} on {node}: {how_many(len(rows), 'name')}", ("name", "size", "changed"), rows))
+        show(table(f"{path} on {node}: {counted(len(rows), 'name')}", ("name", "size", "changed"), rows))
 
 
 def missing(there: Differences, everyone: Sequence[str]) -> list[str]:
@@ -202,7 +203,7 @@ def dry_run(pending: Pending, everyone: Sequence[str], overwrite: bool) -> list[
     lines += [f"remove  {path}" for path in pending.removed]
     if pending.files:
         total_bytes = sum(size_bytes for _, size_bytes in pending.files)
-        all_of_it = f"{how_many(len(pending.files), 'file')}, {size(total_bytes)}"
+        all_of_it = f"{counted(len(pending.files), 'file')}, {size(total_bytes)}"
         total = [f"{all_of_it}; nodes take only what they lack" if pending.unknown else all_of_it]
     else:
         said = lines or gone or (overwrite and theirs)
@@ -226,12 +227,12 @@ def ignored(local: Mapping[str, Report]) -> list[str]:
     """Return what is ignored, by what ignores it."""
     lines = []
     for name, report in local.items():
-        counted = [
-            f"{size(size_bytes)} in {how_many(count, 'file')} ({RULES.get(rule, rule)})"
+        rules = [
+            f"{size(size_bytes)} in {counted(count, 'file')} ({RULES.get(rule, rule)})"
             for rule, (count, size_bytes) in report.ignored().items()
         ]
-        if counted:
-            lines.append(f"ignored{f' in {name}' if name else ''}: {', '.join(counted)}")
+        if rules:
+            lines.append(f"ignored{f' in {name}' if name else ''}: {', '.join(rules)}")
     return lines
 
 

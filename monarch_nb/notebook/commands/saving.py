@@ -1,22 +1,28 @@
-"""`%mesh save`, `load` and `saves`."""
+"""`%mesh save`, `load` and `saves`; and `release`, which saves what ranks hold if that is wanted, before they end."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime
 
 from IPython.core.interactiveshell import InteractiveShell
 
 from monarch_nb.client.meshes.mesh import Mesh
+from monarch_nb.client.reservations.jobs import release_unattached
 from monarch_nb.client.reservations.reservation import Reservation
 from monarch_nb.client.saving import saves
 from monarch_nb.client.saving.asking import missing_names
+from monarch_nb.client.saving.autosaves import save_before_release
 from monarch_nb.client.saving.saves import DEFAULT_DIRECTORY, here, last_save
-from monarch_nb.errors import ReservationNotFound, UsageError
+from monarch_nb.errors import MonarchNbError, ReservationNotFound, UsageError
 from monarch_nb.ground.rank_sets import counted, listed
-from monarch_nb.notebook.cells.late_progress import LateProgress
+from monarch_nb.notebook.cells.following import RunInterrupted
+from monarch_nb.notebook.cells.progress import LateProgress, Progress
 from monarch_nb.notebook.output.tables import calm_line, show, table
-from monarch_nb.notebook.session import Session
+from monarch_nb.notebook.session import Session, shape
 from monarch_nb.notebook.syntax.command_line import Parsed
+from monarch_nb.times import duration
 from monarch_nb.worker.saving.asked import KEPT_SAVES
 
 
@@ -31,7 +37,7 @@ def save(session: Session, shell: InteractiveShell, parsed: Parsed) -> None:
         if parsed.words:
             raise UsageError("--off stands alone: %mesh save --off")
         mesh.autosave_off()
-        show(calm_line("ranks save by themselves no more"))
+        show(calm_line("ranks no longer save by themselves: %mesh save DIR --every 10m has them do it again"))
         return
     if not parsed.words:
         raise UsageError("%mesh save needs a directory, as in %mesh save checkpoints/a")
@@ -79,7 +85,9 @@ def _check_is_no_name(mesh: Mesh, directory: str) -> None:
     Raises:
         UsageError: the ranks have such a name, and no directory is called so.
     """
-    if not directory.isidentifier() or here(directory).exists() or mesh.unfinished():
+    if not directory.isidentifier() or here(directory).exists():
+        return
+    if any(run.holds_ranks for run in mesh.unfinished()):  # they can not be asked
         return
     if not missing_names(mesh, [directory]):
         raise UsageError(
@@ -146,3 +154,39 @@ def last_save_line(reservation: Reservation, directory: str | None) -> list[str]
 def _cell_number(shell: InteractiveShell) -> int:
     number: int = shell.displayhook.prompt_count  # of this cell, whenever IPython counts it
     return number
+
+
+def end(
+    session: Session, current: Reservation | None, name: str, pool: str | None, progress: Progress, *, saves: bool
+) -> str:
+    """Release a reservation, also one whose nodes are away, gone or were never there; return what to say of it.
+
+    Args:
+        current: the reservation, if the notebook holds it. saves: first save what its ranks hold.
+
+    Raises:
+        RunInterrupted: by Ctrl-C. It says what was saved, and whether the reservation is released.
+        UsageError, SaveError: as of `save_before_release`.
+    """
+    said: list[str] = []
+    with _interrupted(f"{name} is not released", said, "nothing was saved" if saves else ""):
+        progress(f"releasing {name}")
+        try:
+            reservation = current or session.client.attach(name, pool=pool)
+        except MonarchNbError as error:
+            return release_unattached(name, pool, error, progress)
+        if saves:
+            save_before_release(reservation.name, reservation.meshes.now(), said)
+    with _interrupted(f"%mesh list says whether {name} is released", said):
+        kept = reservation.release()
+    line = f"{name}: released {shape(reservation)} in {duration(progress.elapsed_s)}"
+    return "\n".join([*said, line, *map(str, kept)])
+
+
+@contextmanager
+def _interrupted(what: str, said: list[str], else_said: str = "") -> Iterator[None]:
+    """Say what was done when Ctrl-C ends the block: what, and what was said of saves, or else."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise RunInterrupted("; ".join(filter(None, [f"interrupted: {what}", *(said or [else_said])]))) from None

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
-from monarch_nb.client.reservations.reserving.arguments import environment_option
+from monarch_nb.client.reservations.taking import environment_option, unset_note
 from monarch_nb.client.scripts import torchrun_flags
 from monarch_nb.client.scripts.script import Script
-from monarch_nb.notebook.cells.answering import on_breakpoint
-from monarch_nb.notebook.cells.cell import CellRunner
-from monarch_nb.notebook.cells.instruments import instruments_of
+from monarch_nb.notebook.cells.cell import CellRunner, HowShown
 from monarch_nb.notebook.output.tables import calm_line, show
 from monarch_nb.notebook.session import Session
-from monarch_nb.notebook.syntax.command_line import Parsed, checked_name, read_environment
+from monarch_nb.notebook.syntax.command_line import Parsed, read_environment
 
 
 def run_script(session: Session, cells: CellRunner, parsed: Parsed) -> None:
@@ -24,25 +23,21 @@ def run_script(session: Session, cells: CellRunner, parsed: Parsed) -> None:
         RunInterrupted: it was interrupted.
         RunTimeout: it goes on after `--timeout`.
     """
-    out = checked_name(parsed.text("out"))
-    instruments = instruments_of(parsed)
+    how = HowShown.of(parsed)
     mesh = session.mesh(parsed.text("targets"), parsed.text("mesh"))
     held = torchrun_flags.held_by(mesh, f"%mesh reserve {session.current().name} --replace")
     launch = torchrun_flags.read(parsed.values, os.environ, held)
     path, *arguments = parsed.words
-    script = launch.script(path, arguments, in_place=parsed.switch("in_place"), beside=parsed.switch("beside"))
-    if launch.notes:
-        show(calm_line("\n".join(launch.notes)))
-    cells.run_script(
-        mesh,
-        script,
-        noblock=parsed.switch("noblock"),
-        timeout_s=parsed.seconds("timeout"),
-        out=out,
-        shown=launch.shown_ranks(mesh),
-        on_breakpoint=on_breakpoint(parsed),
-        instruments=instruments,
+    script = launch.script(
+        path,
+        arguments,
+        in_place=parsed.switch("in_place"),
+        beside=parsed.switch("beside"),
+        environment=_environment(parsed),
     )
+    if launch.note:
+        show(calm_line(launch.note))
+    cells.run_script(mesh, script, replace(how, shown=launch.shown_ranks(mesh)))
 
 
 def run_command(session: Session, cells: CellRunner, parsed: Parsed) -> None:
@@ -52,15 +47,16 @@ def run_command(session: Session, cells: CellRunner, parsed: Parsed) -> None:
         UsageError: nothing is held.
         RunFailed, RunInterrupted, RunTimeout: as `run_script`.
     """
-    out = checked_name(parsed.text("out"))
+    how = HowShown.of(parsed)
     mesh = session.mesh(parsed.text("targets"), parsed.text("mesh")).one_per_node
-    environment = environment_option(read_environment(parsed.many("env")))
-    cells.run_script(
-        mesh,
-        Script(parsed.words[0], shell=True, beside=parsed.switch("beside"), environment=environment),
-        noblock=parsed.switch("noblock"),
-        timeout_s=parsed.seconds("timeout"),
-        out=out,
-        shown=None,
-        on_breakpoint=None,
-    )
+    script = Script(parsed.words[0], shell=True, beside=parsed.switch("beside"), environment=_environment(parsed))
+    cells.run_script(mesh, script, how)
+
+
+def _environment(parsed: Parsed) -> dict[str, str]:
+    """Return what `--env` says, and show what it can not."""
+    chosen = read_environment(parsed.many("env"))
+    environment = environment_option(chosen)
+    if note := unset_note(chosen):
+        show(calm_line(note))
+    return environment

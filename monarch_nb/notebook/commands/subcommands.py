@@ -2,41 +2,49 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from IPython.core.interactiveshell import InteractiveShell
 
+from monarch_nb.client.logs.records import past_log
 from monarch_nb.client.meshes import looking
 from monarch_nb.client.pools.pool import pool_object
-from monarch_nb.client.reservations.meshes import stopped_line
+from monarch_nb.client.reservations.meshes import restarted_line, stopped_line
+from monarch_nb.client.reservations.reserve import DEFAULT_NAME
 from monarch_nb.client.reservations.sharing import Grant, granted_line
-from monarch_nb.config import MONARCH_MESH
-from monarch_nb.errors import MonarchNbError, PickleError, PoolError, RunFailed, UsageError
+from monarch_nb.client.reservations.taking import unset_note
+from monarch_nb.config import POOL_READY
+from monarch_nb.errors import (
+    MeshNotFound,
+    MonarchNbError,
+    PickleError,
+    PoolError,
+    ReservationExpired,
+    ReservationNotFound,
+    ReservationReleased,
+    RunFailed,
+    UsageError,
+)
 from monarch_nb.ground.printing import put
-from monarch_nb.ground.rank_sets import counted, name_ranks
+from monarch_nb.ground.rank_sets import counted, listed, name_ranks
 from monarch_nb.lines.templates import checked_fold
 from monarch_nb.notebook.cells.cell import CellRunner, others_kept
 from monarch_nb.notebook.cells.following import RunInterrupted
-from monarch_nb.notebook.cells.healing import heal
 from monarch_nb.notebook.cells.progress import Progress
 from monarch_nb.notebook.cells.resuming import checked_plan
-from monarch_nb.notebook.commands.comparing import diff
-from monarch_nb.notebook.commands.debugging import debug
+from monarch_nb.notebook.cells.sent_files import heal
 from monarch_nb.notebook.commands.files import FileCommands, placed_line
-from monarch_nb.notebook.commands.looks import fold, show_ranks
-from monarch_nb.notebook.commands.memory import memory
-from monarch_nb.notebook.commands.plotting import plot
-from monarch_nb.notebook.commands.releasing import end
-from monarch_nb.notebook.commands.saving import last_save_line, list_saves, load, save
+from monarch_nb.notebook.commands.looking import debug, diff, fold, memory, plot, show_ranks, top
+from monarch_nb.notebook.commands.saving import end, last_save_line, list_saves, load, save
 from monarch_nb.notebook.commands.scripts import run_command, run_script
-from monarch_nb.notebook.commands.watching import top
 from monarch_nb.notebook.mode import MeshMode
 from monarch_nb.notebook.output.actors import actors_table
-from monarch_nb.notebook.output.logs import nothing_line, shown_logs
+from monarch_nb.notebook.output.logs import nothing_line, past_lines, shown_logs
 from monarch_nb.notebook.output.tables import (
     Shown,
     calm_line,
@@ -49,8 +57,17 @@ from monarch_nb.notebook.output.tables import (
     status_table,
 )
 from monarch_nb.notebook.panels.showing import Panels
-from monarch_nb.notebook.session import ResumePlan, Session, attached_line, divided, mesh_called, shape, unseen_line
-from monarch_nb.notebook.syntax import declarations, holding, inside
+from monarch_nb.notebook.session import (
+    ResumePlan,
+    Session,
+    attached_line,
+    divided,
+    mesh_called,
+    other_notebooks,
+    shape,
+    unseen_line,
+)
+from monarch_nb.notebook.syntax import declarations, flags, holding
 from monarch_nb.notebook.syntax.command_line import (
     Command,
     Parsed,
@@ -59,7 +76,6 @@ from monarch_nb.notebook.syntax.command_line import (
     is_name,
     overview,
     parse,
-    read_environment,
     wants_help,
 )
 from monarch_nb.provision import jobs
@@ -67,7 +83,7 @@ from monarch_nb.times import duration, seconds_of, time_of_day
 
 if TYPE_CHECKING:
     from monarch_nb.client.meshes.mesh import Mesh
-    from monarch_nb.client.pools.facts.infos import ReservationInfo
+    from monarch_nb.client.pools.infos import ReservationInfo
     from monarch_nb.client.reservations.reservation import Reservation
 
 
@@ -102,14 +118,14 @@ class Subcommands:
             declarations.PANEL: self._panel,
             declarations.STATUS: self._status,
             declarations.STACKS: self._stacks,
-            inside.TOP: partial(top, session, shell, panels),
+            flags.TOP: partial(top, session, shell, panels),
             declarations.ACTORS: self._actors,
             declarations.LOGS: self._logs,
             declarations.FOLD: partial(fold, session),
             declarations.SHOW: partial(show_ranks, session),
             declarations.PLOT: partial(plot, session),
             declarations.DIFF: partial(diff, session, shell),
-            inside.MEMORY: partial(memory, session, shell),
+            flags.MEMORY: partial(memory, session, shell),
             declarations.DEBUG: partial(debug, session, shell),
             declarations.DOCTOR: self._doctor,
             declarations.PUSH: self._push,
@@ -145,6 +161,8 @@ class Subcommands:
             show(preformatted(help_text(command)))
             return None
         parsed = parse(command, rest)
+        if parsed.notes:
+            show(calm_line("\n".join(parsed.notes)))
         heal(self._session)
         return self._handlers[command](parsed)
 
@@ -156,72 +174,51 @@ class Subcommands:
             self._status(Parsed(declarations.STATUS))
 
     def _reserve(self, parsed: Parsed) -> None:
-        gpus, procs = parsed.count("gpus"), parsed.count("procs")
-        if gpus is None and procs is None:
-            raise UsageError("say how many ranks per node: --gpus N, or --procs N for CPU ranks")
-        if gpus is not None and procs is not None:
-            raise UsageError("say --gpus N or --procs N, not both: one mesh has one kind of rank")
-        plan = self._resume_plan(parsed, gpus, procs)
+        pool = parsed.text("pool")
+        held = holding.held_as(parsed, parsed.word or DEFAULT_NAME, pool, self._session.client.list_everywhere)
+        asked, pool = holding.asked_for(parsed, held), pool or (held.pool if held else None)
+        reserve = partial(
+            self._session.client.reserve,
+            parsed.word,
+            **asked,
+            pool=pool,
+            notebook=self._session.notebook,
+        )
+        plan = self._resume_plan(parsed, reserve)
+        before = self._session.reservation
         with Progress(is_notebook(self._shell)) as progress:
             try:
-                reservation = self._asked_for(parsed, gpus, procs, progress)
+                reservation = reserve(progress=partial(_say, progress))
             except KeyboardInterrupt as interrupt:
                 had_begun = bool(progress.messages)
                 what = "nothing is reserved" if had_begun else "nothing has changed"
                 raise _interrupted(what, interrupt) from None
-            self._session.hold(reservation, parsed.text("pool"))
+            self._session.hold(reservation, pool)
             self._session.resume = plan
             steps = [message for message in progress.messages if not _is_to_be_read(message)]
             took = duration(progress.elapsed_s)
             lines = [_reserved_line(reservation, steps, took), _files_line(reservation, parsed.text("files"))]
             if (reload := parsed.text("reload")) and not steps:
                 lines.append(f"reload: {reload} from now on")
-            lines += filter(_is_to_be_read, progress.messages)
+            if before is not None and before.full_name != reservation.full_name:
+                lines.append(f"cells go to {reservation.name} now; {self._session.what_became(before)}")
+            lines += filter(None, [unset_note(asked["env"]), *filter(_is_to_be_read, progress.messages)])
             if directory := parsed.text("save"):
                 lines.append(str(reservation.mesh.autosave(directory, at_end=True)))
             if steps:  # it is a new one
+                lines += filter(None, [self._session.not_left])
                 lines += last_save_line(reservation, parsed.text("save"))
             progress.done("\n".join(lines))
 
-    def _resume_plan(self, parsed: Parsed, gpus: int | None, procs: int | None) -> ResumePlan | None:
+    def _resume_plan(self, parsed: Parsed, reserve: Callable[..., Reservation]) -> ResumePlan | None:
         """Return how a cell goes on when the engine takes the nodes back, where it was said that it does."""
         tags = parsed.many("setup")
         if not parsed.switch("resume"):
             if tags:
                 raise UsageError("--setup names the cells that --resume runs: say --resume, too")
             return None
-        reserve = partial(self._asked_for, parsed, gpus, procs)
         plan = ResumePlan(reserve, parsed.text("save") or "", tuple(tags))
         return checked_plan(plan, self._session.notebook, on=parsed.text("on"))
-
-    def _asked_for(
-        self, parsed: Parsed, gpus: int | None, procs: int | None, progress: Callable[[str], None]
-    ) -> Reservation:
-        return self._session.client.reserve(
-            parsed.word,
-            nodes=parsed.count("nodes") or 1,
-            procs=procs,
-            gpus=gpus,
-            pool=parsed.text("pool"),
-            on=parsed.text("on"),
-            on_arguments=parsed.passed_on,
-            python=parsed.text("python"),
-            env=read_environment(parsed.many("env")) or None,
-            preload=parsed.many("preload") or None,
-            files=_files_option(parsed.text("files")),
-            reload={"auto": True, "off": False}.get(parsed.text("reload") or ""),
-            shared=parsed.text("shared"),
-            time=parsed.seconds("time"),
-            idle=parsed.seconds("idle"),
-            memory=parsed.text("memory"),
-            cpus=parsed.decimal("cpus"),
-            force_busy=parsed.switch("force_busy"),
-            wait=parsed.seconds("wait") or parsed.switch("wait"),
-            replace=parsed.switch("replace"),
-            share=_shares(parsed.many("share")) or None,
-            notebook=self._session.notebook,
-            progress=progress,
-        )
 
     def _attach(self, parsed: Parsed) -> None:
         before = self._session.reservation
@@ -234,9 +231,12 @@ class Subcommands:
         same = before is not None and before.id == reservation.id
         said = same and (bool(runs) or self._session.reattached_in == self._shell.execution_count)
         if not said:  # `%load_ext` has said it, in a cell above or in this one
-            show(calm_line(attached_line(reservation)))  # runs follow, each with a line of its own
+            line = attached_line(reservation)  # runs follow, each with a line of its own
+            show(calm_line("\n".join(filter(None, [line, self._session.not_left]))))
         if not runs and (last := self._session.last_cell(on)):
-            if from_start:
+            if last.was_cancelled:
+                show(calm_line(f"{last} never ran: it was removed from the queue"))
+            elif from_start:
                 runs = [last]
             else:
                 show(calm_line(f"{last} was shown to the end: %mesh attach --from-start shows it again"))
@@ -258,7 +258,7 @@ class Subcommands:
             _revive(parsed.text("pool") or self._session.pool)
             names = self._session.names(parsed.text("pool"))
             if not names:
-                show(calm_line("nothing to release"))
+                show(calm_line("you hold nothing: there is nothing to release"))
         elif parsed.word:
             names = [parsed.word]
         else:
@@ -305,7 +305,6 @@ class Subcommands:
             parsed,
             lambda held, say: held.grow(
                 nodes,
-                into=parsed.text("into") or "",
                 mesh=parsed.text("mesh") or "",
                 wait=wait,
                 time=time_s,
@@ -317,7 +316,7 @@ class Subcommands:
         nodes, named = parsed.text("nodes"), parsed.many("node")
         self._resize(
             parsed,
-            lambda held, say: held.shrink(nodes, node=named, into=parsed.text("into") or "", progress=say),
+            lambda held, say: held.shrink(nodes, node=named, progress=say),
         )
 
     def _stop(self, parsed: Parsed) -> None:
@@ -394,13 +393,15 @@ class Subcommands:
         who = info.waiting, price, job, info.absences, info.nodes_without_main
         way_on = mesh.core.way_on("; ".join(info.absences))
         saves = str(mesh.autosave_status() or "")
-        said = partial(status_table, way_on=way_on, saves=saves, amounts=info.amounts)
+        said = partial(status_table, way_on=way_on, saves=saves)
         show(said(mesh, mesh.status(), runs, others, info.left, actors, *who))
+        for line in other_notebooks(info):
+            show(calm_line(line))
 
     def _known(self, mesh: Mesh) -> Shown | None:
         """Return what this kernel knows while no node answers; None when one does, or their job has ended."""
         said, is_over = jobs.what_became(mesh.reservation.pool)
-        ranks, runs = looking.known(mesh.core, mesh.ranks)
+        ranks, runs = looking.known(mesh)
         if is_over or not ranks:
             return None
         job = jobs.title_of_pool(mesh.reservation.pool)
@@ -414,7 +415,27 @@ class Subcommands:
         show(actors_table(reservation.name, reservation.actor_infos()))
 
     def _logs(self, parsed: Parsed) -> None:
-        mesh = self._mesh(parsed)
+        held = self._session.reservation
+        name = parsed.word or (held.name if held else "")
+        try:
+            self._logs_of_held(parsed)
+        except (ReservationNotFound, MeshNotFound) as error:  # it has ended, maybe while this kernel was busy
+            pool = held.pool if held and held.name == name else self._session.pool
+            past = past_log(name, pool, parsed.text("mesh"), parsed.text("targets")) if name else None
+            if past is None and isinstance(error, ReservationExpired | ReservationReleased):
+                show(calm_line(f"{error.name} has ended, and nothing that it printed is kept"))
+                return
+            if past is None:
+                raise
+            self._session.end_is_said(past.name)
+            number, by = parsed.count("run"), checked_fold(parsed.text("fold") or "")
+            by = by or (None if number else self._session.folds_by(len(past.ranks)))
+            for line in past_lines(past, parsed.count("lines"), number, by=by):
+                put(f"{line}\n")
+
+    def _logs_of_held(self, parsed: Parsed) -> None:
+        of = self._named(parsed.word) if parsed.word else None
+        mesh = self._session.mesh_that_printed(parsed.text("targets"), parsed.text("mesh"), of=of)
         follow, number = parsed.switch("follow"), parsed.count("run")
         with contextlib.suppress(KeyboardInterrupt) if follow else contextlib.nullcontext():
             line = ""
@@ -437,8 +458,7 @@ class Subcommands:
 
     def _evaluate(self, name: str, expression: str | None) -> Any:
         if expression is not None:
-            evaluate: Any = self._shell.ev  # IPython's has no types
-            return evaluate(expression)
+            return self._shell.ev(expression)
         if name not in self._shell.user_ns:
             raise UsageError(f"this kernel has no variable {name!r}; a value is pushed as {name}=EXPRESSION")
         return self._shell.user_ns[name]
@@ -472,7 +492,7 @@ class Subcommands:
         with Progress(is_notebook(self._shell)) as progress:
             progress(f"restarting {name_ranks(part.ranks)}")
             part.restart()
-            progress.done(_restarted_line(part, progress.elapsed_s))
+            progress.done(restarted_line(part, progress.elapsed_s))
 
     def _on(self, parsed: Parsed) -> None:
         mesh = self._mesh(parsed)
@@ -487,7 +507,13 @@ class Subcommands:
     def _off(self, _: Parsed) -> None:
         was_on = self._mode.on
         self._mode.stop()
-        show(calm_line("cells run in the kernel again" if was_on else "cells run in the kernel already"))
+        show(
+            calm_line(
+                "cells run in the kernel again"
+                if was_on
+                else "cells run in the kernel already: %mesh on sends them to the ranks"
+            )
+        )
 
     def _help(self, parsed: Parsed) -> None:
         if parsed.word is None:
@@ -514,10 +540,6 @@ def _interrupted(what: str, interrupt: KeyboardInterrupt) -> RunInterrupted:
     return RunInterrupted("; ".join(filter(None, [f"interrupted: {what}", str(interrupt)])))
 
 
-def _files_option(chosen: str | None) -> str | bool:
-    return True if chosen is None else False if chosen == "none" else chosen
-
-
 def push_items(words: Sequence[str]) -> list[tuple[str, str | None]]:
     """Return the names that `%mesh push` sets, each with its expression; None stands for the kernel's variable.
 
@@ -525,12 +547,25 @@ def push_items(words: Sequence[str]) -> list[tuple[str, str | None]]:
         UsageError: something that is neither a name nor NAME=EXPRESSION.
     """
     items: list[tuple[str, str | None]] = []
-    for word in words:
+    for index, word in enumerate(words):
         name, equals, expression = word.partition("=")
         if not is_name(name) or (equals and not expression) or expression.startswith("="):
-            raise UsageError(f"%mesh push takes NAME or NAME=EXPRESSION without blanks around =, not {word!r}")
+            told = f"%mesh push takes NAME or NAME=EXPRESSION without blanks around =, not {word!r}"
+            if meant := next(filter(None, (_in_parentheses(words[at:]) for at in range(index, -1, -1))), ""):
+                told += f"; parentheses keep blanks together: {meant}"
+            raise UsageError(told)
         items.append((name, expression if equals else None))
     return items
+
+
+def _in_parentheses(words: Sequence[str]) -> str:
+    """Return an assignment that was cut at its blanks as one word; empty when it is none."""
+    name, _, expression = map(str.strip, " ".join(words).partition("="))
+    with contextlib.suppress(SyntaxError):
+        ast.parse(expression, mode="eval")
+        if is_name(name):
+            return f"{name}=({expression})" if " " in expression else f"{name}={expression}"
+    return ""
 
 
 def is_called(reservation: Reservation, name: str) -> bool:
@@ -538,9 +573,12 @@ def is_called(reservation: Reservation, name: str) -> bool:
     return name in (reservation.full_name, f"{reservation.owner}/{reservation.name}")
 
 
-def _shares(texts: Iterable[str]) -> dict[str, str]:
-    """Read what `--share WHO[:run]` grants, by name."""
-    return {to: right or "read" for to, _, right in (text.partition(":") for text in texts)}
+def _say(progress: Progress, message: str) -> None:
+    """Say what goes on; what makes people press ■ before it is too late stays beside it."""
+    if " share this machine's " in message:
+        show(calm_line(message))
+    else:
+        progress(message)
 
 
 def _is_to_be_read(message: str) -> bool:
@@ -563,13 +601,16 @@ def _reserved_line(reservation: Reservation, steps: Sequence[str], took: str) ->
         alive = f"{ranks} alive{where}"
         if dead:
             alive = f"{name_ranks(dead)} dead, the others alive{where}: %mesh restart -t {dead[0]}"
-        left = reservation.status(memory=False).left
-        return f"{reservation.name}: already held, {alive}{f', {left} left' if left else ''}"
+        held = reservation.status(memory=False)
+        _, *others = reservation.meshes.now()
+        beside = f", and beside {mesh.name} {listed(other.name for other in others)}" if others else ""
+        line = f"{reservation.name}: already held, {alive}{beside}{f', {held.left} left' if held.left else ''}"
+        return "\n".join([line, *other_notebooks(held)])
     line = f"{reservation.name}: {shape(reservation)}, {ranks} ready in {took}{where}"
     if left := reservation.status(memory=False).left:
         line += f", {left} left"
     for message in steps:
-        if message.startswith("local pool ready"):
+        if message.startswith(POOL_READY):
             line += " (started a local pool; monarch-nb down ends it)"
         elif message.startswith("the local pool "):
             line += f" ({message})"
@@ -585,14 +626,3 @@ def _files_line(reservation: Reservation, asked: str | None) -> str:
             "or name one: %mesh reserve --replace --files DIR"
         )
     return placed_line(reservation)
-
-
-def _restarted_line(part: Mesh, elapsed_s: float) -> str:
-    restarted = f"{name_ranks(part.ranks)} restarted in {duration(elapsed_s)}"
-    if part.name == MONARCH_MESH:
-        again = f"{part.reservation.name}.monarch() starts the workers"
-        return f"{restarted}: Monarch's workers and their actors are gone there; {again} again"
-    lost = f"{restarted}: variables and imports are gone"
-    if len(part.ranks) == part.extent.size:
-        return lost
-    return f"{lost} there, the others keep theirs; call dist.init_process_group() on all ranks again"

@@ -8,6 +8,7 @@ terminal    pieces of text become lines, as a terminal would show them
 fold        lines fold: what several ranks print alike is one row
 placing     which row of others' a rank's new row is equal to, and where it goes if to none
 lanes       ranks that are at the same place go together
+blocks      what a rank writes at once stays together where it does not fold
 rows        what is shown once for a set of ranks
 values      what many ranks return: numbers and tensors fold, and are drawn as a grid
 render      rows become HTML and text of bounded size

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from monarch_nb.client.pools.facts.actor_infos import ActorGroup, ActorInfo, grouped
+from monarch_nb.client.pools.actor_infos import ActorGroup, ActorInfo, grouped
 from monarch_nb.ground.rank_sets import counted, format_ranks, name_ranks
 from monarch_nb.notebook.output.tables import Shown, calm_line, table
 from monarch_nb.times import duration

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import json
 import operator
 from bisect import bisect_right
@@ -31,10 +32,12 @@ from monarch_nb.client.connections.events import (
 )
 from monarch_nb.errors import RankFailure, RunFailed
 from monarch_nb.lines.packing import LineOfMany, lines_of_many
-from monarch_nb.lines.templates import FoldBy, default_fold, key_of, keys_of
+from monarch_nb.lines.templates import FoldBy, default_fold, keys_of
+from monarch_nb.notebook.output.blocks import BLOCK_S, blocks_of, shown_parts, without_begun
 from monarch_nb.notebook.output.lanes import Flood, Lane, Lanes
 from monarch_nb.notebook.output.placing import LAST_ROWS_OF_ALL, NEAR_ROWS, Places
 from monarch_nb.notebook.output.rows import (
+    END,
     DisplayRow,
     ElidedRow,
     NoteRow,
@@ -44,6 +47,7 @@ from monarch_nb.notebook.output.rows import (
     TextRow,
     bits,
     displays_beyond,
+    gap_of,
     members,
     newest_of_each,
     order,
@@ -68,7 +72,6 @@ _MANY_TEXTS = 150_000
 128 ranks are fewer."""
 _UNSETTLED_ROWS = 50
 _LINE_BYTES = 200
-_END = 1 << 62
 
 _WITHOUT_DIGITS = dict.fromkeys(map(ord, "0123456789"))
 
@@ -120,11 +123,11 @@ class Fold:
         self._rows: list[Row] = []
         self._places = Places()
         self._displays: dict[tuple[int, str], list[DisplayRow | ElidedRow]] = {}
-        self._sequence = 0
+        self._sequence, self._now_s = 0, 0.0
         self._dropped: Counter[int] = Counter()  # lines in the gap, by rank set
         self._dropped_displays: Counter[int] = Counter()
         self._staying: list[TextRow] = []
-        self._gap_begin: Position = (_END, 0)
+        self._gap_begin: Position = (END, 0)
         self._gap_end: Position = (0, 0)
 
     @property
@@ -143,6 +146,7 @@ class Fold:
     def add(self, event: Event, now_s: float = 0.0) -> None:
         """Take in an event that came at `now_s` (any clock; always 0 means "all at once")."""
         self._places.close_old(now_s)
+        self._now_s = now_s
         match event:
             case Text():
                 self._add_text(self._lanes.alone(event.rank), event.stream, event.text)
@@ -194,7 +198,7 @@ class Fold:
             if not lane.is_between_lines:
                 self._add_parts(map(event.part, members(lane.ranks)))
                 continue
-            first, lane.lines = lane.lines, lane.lines + len(lines)
+            first, lane.lines, lane.came_s = lane.lines, lane.lines + len(lines), self._now_s
             own = [line.seen_from(lane.number) if isinstance(line, LineOfMany) else line for line in lines]
             self._add_lines(lane, event.stream, own, first)
             added.append(lane)
@@ -211,19 +215,33 @@ class Fold:
         if lane.clear_next:
             self._clear(lane)
         first, lane.lines = lane.lines, lane.lines + text.count("\n")
-        self._add_lines(lane, stream, self._lanes.screen(lane, stream).write(text), first)
+        screen = self._lanes.screen(lane, stream)
+        if screen.is_blank:
+            lane.came_s = self._now_s
+        lines = screen.write(text)
+        if lines and lane.came_s != self._now_s:
+            self._add_lines(lane, stream, lines[:1], first)
+            lane.came_s, lines, first = self._now_s, lines[1:], first + 1
+        self._add_lines(lane, stream, lines, first)
 
     def _add_lines(self, lane: Lane, stream: Stream, lines: Sequence[str], first: int) -> None:
         """Add finished lines, of which the first has that number: nearly all of them follow others' rows."""
+        if not lines:
+            return
         keys, at = self._keys(lane, stream, lines), 0
+        is_late, lane.line_s = lane.came_s - lane.line_s > BLOCK_S, lane.came_s
         while at < len(lines):
             if lane.is_steady and lane.position >= self._gap_end:
                 followed = self._places.follow(lane, keys, at)
+                if is_late and followed and not at:
+                    followed[0].late |= lane.ranks
                 put_all(followed, lane.ranks, lines, at, first)
                 self._texts += len(followed)
                 at += len(followed)
             if at < len(lines):
-                self._add_line(lane, stream, lines[at], keys[at], first + at)
+                row = self._add_line(lane, stream, lines[at], keys[at], first + at)
+                if is_late and not at and isinstance(row, TextRow):
+                    row.late |= lane.ranks
                 at += 1
         if self._texts > MAX_TEXTS:
             self._bound_texts()
@@ -242,20 +260,21 @@ class Fold:
             (stream, each, digest) if digest else (stream, each) for each, digest in zip(alike, digests, strict=True)
         ]
 
-    def _add_line(self, lane: Lane, stream: Stream, text: str, key: Hashable, number: int) -> None:
+    def _add_line(self, lane: Lane, stream: Stream, text: str, key: Hashable, number: int) -> Row | None:
+        """Add one; return its row, if it has one."""
         in_gap = lane.following and not lane.flood and self._gap_begin <= lane.position < self._gap_end
         if in_gap and lane.position[0] >= self._places.closed:
             lane.position = (lane.position[0] + 1, 0)  # in step with others' lines that were dropped
             self._dropped[lane.ranks] += 1
             lane.behind.append((stream, text, number))
-            return
+            return None
         lane.behind.clear()
-        reach = _END if len(text) >= _SHORT_CHARACTERS else NEAR_ROWS
+        reach = END if len(text) >= _SHORT_CHARACTERS else NEAR_ROWS
         row, variant = self._places.find(lane, key, reach), None
         if row is None:
             variant = (stream, text.translate(_WITHOUT_DIGITS))
             place = self._places.place(lane, variant, reach)
-            row = TextRow(0, place, self._sequence, key, stream, text, number=number)
+            row = TextRow(0, place, self._sequence, key, stream, text, number=number, came_s=lane.came_s)
             self._insert(row)
         lane.enter(row, variant)
         if isinstance(row, TextRow):
@@ -265,6 +284,7 @@ class Fold:
             lane.flood.passing.append(row)
             if len(lane.flood.passing) > _FLOOD_LINES:
                 lane.flood = None
+        return row
 
     def _bound_texts(self) -> None:
         """Bound what is kept of rows whose ranks wrote different lines."""
@@ -414,11 +434,11 @@ class Fold:
         lane.flood = None
         lane.behind.clear()
         key, variant = _digest([event.data, event.metadata]), tuple(sorted(event.data))
-        found = self._places.find(lane, key, _END)
+        found = self._places.find(lane, key, END)
         if isinstance(found, DisplayRow):
             row = found
         else:
-            row = self._insert_display(self._places.place(lane, variant, _END), event, key)
+            row = self._insert_display(self._places.place(lane, variant, END), event, key)
         lane.enter(row, variant)
         if event.display_id:
             shown = self._displays.get((event.rank, event.display_id), [])
@@ -538,7 +558,8 @@ class Fold:
 
     def rows(self) -> list[Row]:
         """Return what to show, in order: finished rows, a gap where many were dropped, then the lines still open."""
-        return [*shown_of(self._kept()), *self._live_rows()]
+        finished = shown_parts(blocks_of(self._kept()))
+        return [*shown_of(itertools.chain(finished, self._lanes.open_rows(self._by)))]
 
     def _kept(self) -> list[Row]:
         """Return the finished rows, in order, and the gap."""
@@ -546,30 +567,30 @@ class Fold:
             self._trim()
         rows = sorted((row for row in self._rows if row.ranks), key=order)
         if self._dropped or self._dropped_displays:
-            gap = ElidedRow(0, self._gap_begin, -1, None)
-            for counts, by_rank in ((self._dropped, gap.lines), (self._dropped_displays, gap.displays)):
-                for ranks, count in counts.items():
-                    by_rank.update(dict.fromkeys(members(ranks), count))
-            gap.ranks = bits((*gap.lines, *gap.displays))
+            gap = gap_of(self._gap_begin, self._dropped, self._dropped_displays)
             rows.insert(bisect_right(rows, self._gap_begin, key=position_of), gap)
         return rows
 
     def take(self, now_s: float = 0.0) -> list[Row]:
-        """Remove and return the rows that no rank can come before or join any more, for output that only grows."""
+        """Remove and return the rows that no rank can come before or join any more, for output that only grows; of a
+        block all or none.
+        """
         self._places.close_old(now_s)
         last = max((lane.position for lane in self._lanes.each()), default=(0, 0))
-        waiting = [lane.position for lane in self._lanes.each() if lane.ranks & ~self.ended]
-        settled = last if self.finished else max((self._places.closed, _END), min(waiting, default=last))
-        taken = [row for row in self._kept() if row.position <= settled]
-        copies = [replace(row) for row in shown_of(taken)]
-        for row in taken:
-            row.ranks = 0
+        waiting = [lane.waits_at(now_s) for lane in self._lanes.each() if lane.ranks & ~self.ended]
+        settled = last if self.finished else max((self._places.closed, END), min(waiting, default=last))
+        taken = [block for block in blocks_of(self._kept()) if block[-1][0].position <= settled]
+        if not self.finished:
+            taken = without_begun(taken, now_s)
+        copies = [replace(row) for row in shown_of(shown_parts(taken))]
+        for row, ranks in itertools.chain.from_iterable(taken):
+            row.ranks &= ~ranks
         if settled >= self._gap_begin:
             self._dropped.clear()
             self._dropped_displays.clear()
             for lane in self._lanes.each():
                 lane.behind.clear()
-            self._gap_begin, self._gap_end = (_END, 0), (0, 0)
+            self._gap_begin, self._gap_end = (END, 0), (0, 0)
         self._purge()
         self._places.closed = max(self._places.closed, settled[0])
         return copies
@@ -590,19 +611,6 @@ class Fold:
     def failure_groups(self) -> list[tuple[list[int], RankFailure]]:
         """Return the failures, equal ones once, with their ranks."""
         return RunFailed(failures=list(self.failures.values())).groups()
-
-    def _live_rows(self) -> list[Row]:
-        rows: dict[Hashable, TextRow] = {}
-        for lane in self._lanes.each():
-            for stream, screen in lane.screens.items():
-                for depth, line in enumerate(screen.open_lines()):
-                    if not line:
-                        continue
-                    key = (depth, stream, lane.number if self._by == "off" else key_of(line, self._by))
-                    row = rows.setdefault(key, TextRow(0, (_END, depth), 0, None, stream, line, live=True))
-                    row.ranks |= lane.ranks
-                    row.put(lane.ranks, line, lane.lines)
-        return [*shown_of(sorted(rows.values(), key=order))]
 
 
 def _digest(content: Any) -> bytes:

@@ -14,8 +14,8 @@ from monarch_nb.sizes import size
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from monarch_nb.client.instruments.profile_report import ProfileReport
-    from monarch_nb.client.memory.report import MemoryReport
+    from monarch_nb.client.instruments.memory import MemoryReport
+    from monarch_nb.client.instruments.profiles import ProfileReport
 
 _PERFETTO = "https://ui.perfetto.dev"
 _MEMORY_VIZ = "https://pytorch.org/memory_viz"

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
 
 from monarch_nb.client.connections.events import Stream
-from monarch_nb.notebook.output.placing import LAST_ROWS_OF_ALL, Cursor
-from monarch_nb.notebook.output.rows import ElidedRow, Position, Row, bits, members
+from monarch_nb.lines.templates import FoldBy, key_of
+from monarch_nb.notebook.output.placing import LAST_ROWS_OF_ALL, WINDOW_S, Cursor
+from monarch_nb.notebook.output.rows import END, ElidedRow, Position, Row, TextRow, bits, members, order
 from monarch_nb.notebook.output.terminal import Screen
 
 
@@ -29,7 +30,7 @@ class Lane(Cursor):
     Text of several ranks is added once for each lane. A rank that writes something by itself gets a lane of its own.
     """
 
-    __slots__ = ("behind", "clear_next", "flood", "lines", "screens")
+    __slots__ = ("behind", "came_s", "clear_next", "flood", "line_s", "lines", "screens")
 
     def __init__(self, ranks: int) -> None:
         super().__init__(ranks)
@@ -37,6 +38,8 @@ class Lane(Cursor):
         self.clear_next = False
         self.flood: Flood | None = None
         self.lines = 0  # that each of them began, as its log counts them
+        self.came_s = 0.0  # when its newest line began
+        self.line_s = 0.0  # when its newest finished line began
         # The newest lines since others' rows at its position were dropped, and so were these.
         self.behind: deque[tuple[Stream, str, int]] = deque(maxlen=LAST_ROWS_OF_ALL)
 
@@ -61,6 +64,14 @@ class Lane(Cursor):
         if self.clear_next or self.flood or self.behind:
             return False
         return all(screen.is_blank for screen in self.screens.values())
+
+    def waits_at(self, now_s: float) -> Position:
+        """Return where it goes on: before what came with the beginning of a line whose end has not come, for a while,
+        since `print` writes the end of its last line by itself."""
+        if self.is_between_lines or now_s - self.came_s > WINDOW_S:
+            return self.position
+        came = (before for row, before in self.recent if isinstance(row, TextRow) and row.came_s == self.came_s)
+        return next(came, self.position)
 
 
 class Lanes:
@@ -121,6 +132,23 @@ class Lanes:
                 if first is not lane and first.join(lane):
                     self._of.update(dict.fromkeys(members(lane.ranks), first))
 
+    def open_rows(self, by: FoldBy) -> list[TextRow]:
+        """Return rows for the lines that are still being written.
+
+        Args:
+            by: in what lines of one row may differ.
+        """
+        rows: dict[Hashable, TextRow] = {}
+        for lane in self.each():
+            for stream, screen in lane.screens.items():
+                for depth, line in enumerate(screen.open_lines()):
+                    if line:
+                        key = (depth, stream, lane.number if by == "off" else key_of(line, by))
+                        row = rows.setdefault(key, TextRow(0, (END, depth), 0, None, stream, line, live=True))
+                        row.ranks |= lane.ranks
+                        row.put(lane.ranks, line, lane.lines)
+        return sorted(rows.values(), key=order)
+
     def screen(self, lane: Lane, stream: Stream) -> Screen:
         """Return the screen of a lane's stream."""
         screen = lane.screens.get(stream)
@@ -132,7 +160,8 @@ class Lanes:
         """Return a lane of some ranks of one."""
         other = Lane(ranks)
         lane.split(other)
-        other.lines, other.behind = lane.lines, lane.behind.copy()  # only of one rank: a flood, and what is to clear
+        other.lines, other.came_s, other.line_s = lane.lines, lane.came_s, lane.line_s
+        other.behind = lane.behind.copy()  # only of one rank: a flood, and what is to clear
         for stream, screen in lane.screens.items():
             other.screens[stream] = screen.split(self._recalling(other, stream))
         self._of.update(dict.fromkeys(members(ranks), other))

@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
+from monarch_nb.client.advice import here
 from monarch_nb.client.connections.events import Finished, Text
-from monarch_nb.client.meshes.past import lines_written
+from monarch_nb.client.meshes.printed import lines_written
 from monarch_nb.config import LOG_LINES
 from monarch_nb.errors import RunFailed
 from monarch_nb.ground.code_names import run_name, run_names
@@ -20,11 +21,12 @@ from monarch_nb.lines.templates import FoldBy, default_fold
 from monarch_nb.notebook.output.fold import HEAD_ROWS, TAIL_ROWS, Fold
 from monarch_nb.notebook.output.rows import TextRow, members
 from monarch_nb.provision.jobs import trouble
+from monarch_nb.times import time_of_day
 
 if TYPE_CHECKING:
-    from monarch_nb.client.logs.records import LogRecord
+    from monarch_nb.client.logs.records import LogRecord, PastLog
     from monarch_nb.client.meshes.mesh import Mesh
-    from monarch_nb.client.pools.facts.infos import RunInfo
+    from monarch_nb.client.pools.infos import RunInfo
 
 
 def shown_logs(
@@ -33,7 +35,6 @@ def shown_logs(
     number: int | None,
     *,
     follow: bool = False,
-    typed: Callable[[str], str] = str,
     by: FoldBy | None = None,
 ) -> Iterator[str]:
     """Yield the lines to show of what the ranks of `mesh` wrote.
@@ -42,7 +43,6 @@ def shown_logs(
         lines: the last lines of each rank; None for LOG_LINES, 0 for all.
         number: only that run, if it failed with its tracebacks.
         follow: go on with what comes.
-        typed: puts what is advised into the words of where it is typed.
         by: in what lines of one row may differ; None for equal lines of a run that is named, else for what is usual
             on so many ranks.
 
@@ -62,14 +62,41 @@ def shown_logs(
         cut_off = max(came.values(), default=0) >= lines
         if cut_off and not is_asked:  # who asks for the last lines knows that there may be more
             written, is_all = lines_written(mesh, number or 0)
-            yield from map(typed, earlier_lines(came, written, is_all=is_all, command=_command(mesh, number)))
+            yield from map(here, earlier_lines(came, written, is_all=is_all, command=_command(mesh, number)))
+        elif cut_off:
+            yield from _of_each_rank(lines, came)
         batches = iter([records])
     by = by or ("equal" if number else default_fold(len(mesh.ranks)))
     past = partial(mesh.past_runs, number or 0)
-    logs = typed(f"%mesh logs{mesh.flag}")
+    logs = here(f"%mesh logs{mesh.flag}")
     endings = Endings(past, mesh.ranks, only=number, cut_off=cut_off, fold=by == "numbers", logs=logs)
     yield from folded_lines(batches, endings, by)
-    yield from map(typed, missing)
+    yield from map(here, missing)
+
+
+def past_lines(past: PastLog, lines: int | None, number: int | None, *, by: FoldBy | None = None) -> Iterator[str]:
+    """Yield the same of a reservation that has ended; first a line that says when. Arguments as of `shown_logs`."""
+    lines = LOG_LINES if lines is None else lines
+    yield here(f"{past.name} ended at {time_of_day(past.ended_at)}")
+    records = list(past.records(lines or None, number))
+    came = Counter(record.rank for record in records)
+    cut_off = bool(lines) and max(came.values(), default=0) >= lines
+    if cut_off:
+        run = f" --run {number}" if number else ""
+        yield here(f"… earlier lines are not shown: `%mesh logs {past.name}{run} -n 0` shows all")
+        yield from _of_each_rank(lines, came)
+    by = by or ("equal" if number else default_fold(len(past.ranks)))
+    logs = here(f"%mesh logs {past.name}")
+    endings = Endings(
+        partial(past.runs, number or 0), past.ranks, only=number, cut_off=cut_off, fold=by == "numbers", logs=logs
+    )
+    yield from folded_lines([records], endings, by)
+
+
+def _of_each_rank(lines: int, came: Counter[int]) -> Iterator[str]:
+    """Yield that so many lines are those of each rank, as they are more than `tail -n` would show."""
+    if len(came) > 1:
+        yield f"the last {'line' if lines == 1 else f'{lines:,} lines'} of each rank, not of all together:"
 
 
 def _command(mesh: Mesh, number: int | None) -> str:
@@ -106,11 +133,11 @@ def _answering(mesh: Mesh) -> tuple[Mesh, list[str]]:
     away: dict[str, list[int]] = {}
     for info in mesh.status():
         if info.absence:
-            away.setdefault(info.host, []).append(info.rank)
+            away.setdefault(mesh.core.connection_of(info.rank).absence, []).append(info.rank)
     there = [rank for rank in mesh.ranks if not any(rank in ranks for ranks in away.values())]
     if not away or not there:
         return mesh, []
-    lines = [f"{host} does not answer: what {name_ranks(ranks)} wrote is not here" for host, ranks in away.items()]
+    lines = [f"what {name_ranks(ranks)} wrote is not here: {absence}" for absence, ranks in away.items()]
     return mesh.select(there), [*lines, *filter(None, [trouble(mesh.reservation.pool)])]
 
 
@@ -174,7 +201,7 @@ class Endings:
         for ranks, failure in RunFailed(failures=failures).groups(fold=self._fold):
             yield f"[{format_ranks(ranks)}] {failure.line}" + (
                 f"; `{self._logs} --run {number}` shows the traceback"
-                if failure.kind == "error" and not failure.rendered
+                if failure.kind == "error" and failure.where and not failure.rendered
                 else ""
             )
             yield from failure.traceback.splitlines()

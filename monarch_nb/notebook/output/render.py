@@ -15,6 +15,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
+from monarch_nb.client.advice import here
 from monarch_nb.errors import RankFailure, name_failed, where_besides
 from monarch_nb.ground import escapes
 from monarch_nb.ground.rank_sets import name_ranks
@@ -81,26 +82,25 @@ class LogOf(NamedTuple):
     Attributes:
         flag: what chooses the mesh on a line of `%mesh`.
         is_counted: the lines are known by their numbers, so that our extension can open rows.
-        logs: the command for logs where people type.
     """
 
     mesh_id: str
     run: int
     flag: str = ""
     is_counted: bool = True
-    logs: str = "%mesh logs"
 
     @property
     def command(self) -> str:
         """What is typed to read them."""
-        return f"{self.logs}{self.flag} --run {self.run}"
+        return here(f"%mesh logs{self.flag} --run {self.run}")
 
 
 def render(
     fold: Fold,
     *,
     group: Group = "order",
-    failures: Literal["none", "short", "full"] = "none",
+    failures: bool = False,
+    notices: Iterable[str] = (),
     aside: str = "",
     status: str = "",
     status_alone: bool = False,
@@ -114,7 +114,8 @@ def render(
     every second one is ours.
 
     Args:
-        failures: whether failed ranks get no word here, a line, or their tracebacks.
+        failures: show the tracebacks of failed ranks.
+        notices: what monarch_nb has to say.
         aside: a line below the output, of what is not shown.
         status: a line below everything, e.g. "● running on 8 ranks".
         status_alone: whether the status is shown also when there is nothing else; then it is the text, too.
@@ -129,13 +130,13 @@ def render(
         >>> render(fold)[0].data["text/plain"]
         '[0-1] loss 2.31'
     """
-    failed = _failures(fold, failures, log)
+    failed = _failures(fold, log) if failures else []
     results = result_pieces(folded(fold.results(), fold.without_value()), hosts or {})
-    notices = [_notice(text) for text in fold.notices.values()]
+    told = [_notice(text) for text in notices]
     asides = [_aside(text) for text in (_of_cut_lines(log) if fold.has_cut_lines else "", aside) if text]
-    spent = sum(piece.cost for piece in (*failed, *results, *notices, *asides))
+    spent = sum(piece.cost for piece in (*failed, *results, *told, *asides))
     output = _output(arranged(fold.rows(), group), fold.ranks, MAX_STORED_BYTES - spent, log)
-    pieces = [*output, *asides, *results, *failed, *notices]
+    pieces = [*output, *asides, *results, *failed, *told]
     if not pieces and not (status and status_alone):
         return []
     if status:
@@ -179,7 +180,7 @@ def plain_lines(rows: Sequence[Row], ranks: int, colours: bool = False, log: Log
 def plain_ending(fold: Fold, show_failures: bool) -> tuple[str, str]:
     """Return the results as text, to come after all rows, and the failures."""
     results = result_pieces(folded(fold.results(), fold.without_value()), {})
-    failures = _failures(fold, "full" if show_failures else "none")
+    failures = _failures(fold) if show_failures else []
     return "\n".join(piece.plain for piece in results), "\n".join(piece.plain for piece in failures)
 
 
@@ -447,7 +448,7 @@ def describe(row: ElidedRow, log: LogOf | None = None) -> str:
 
 
 def _command(log: LogOf | None) -> str:
-    return log.command if log else "%mesh logs"
+    return log.command if log else here("%mesh logs")
 
 
 def _of_cut_lines(log: LogOf | None) -> str:
@@ -480,14 +481,12 @@ def _width(rows: Sequence[Row], ranks: int = 0) -> int:
 # ---- failures, notices ----
 
 
-def _failures(fold: Fold, how: Literal["none", "short", "full"], log: LogOf | None = None) -> list[Piece]:
-    if how == "none":
-        return []
+def _failures(fold: Fold, log: LogOf | None = None) -> list[Piece]:
     pieces: list[Piece] = []
     spent = 0
     for ranks, failure in fold.failure_groups():
         title = name_failed(fold.failures[rank] for rank in ranks)
-        piece = _failure(title, failure, log, full=how == "full")
+        piece = _failure(title, failure, log, full=True)
         if spent + piece.cost > _MAX_FAILURE_BYTES:
             piece = _failure(title, failure, log, full=False)
         if spent + piece.cost <= _MAX_FAILURE_BYTES:

@@ -19,6 +19,8 @@ _UNBOUNDED = re.compile(r"(?<![a-z])(?:nan|inf)(?![a-z])", re.IGNORECASE)
 
 Position = tuple[int, int]
 """Number of the line, and number of the line put in behind it."""
+END = 1 << 62
+"""The number of a line after all others."""
 
 
 @dataclass(slots=True, eq=False)
@@ -50,6 +52,8 @@ class TextRow(Row):
         number: of the line, in the order in which a rank wrote them; see `number_of`.
         texts, numbers: those of ranks whose line or number is another one, by set of ranks, the newest last. A
             LineOfMany has what each of them wrote.
+        came_s: when it began to come from its first rank.
+        late: bit set of the ranks of which it came some time after their line before it.
         is_folded: `text` stands for lines that differ.
         is_marked: it must not be overlooked: `text` names ranks whose numbers are not like those of the others.
     """
@@ -58,6 +62,8 @@ class TextRow(Row):
     text: str
     live: bool = False
     number: int = -1
+    came_s: float = 0.0
+    late: int = 0
     texts: list[tuple[int, str]] = field(default_factory=list)
     numbers: list[tuple[int, int]] = field(default_factory=list)
     is_folded: bool = False
@@ -199,6 +205,16 @@ class ElidedRow(Row):
         lines = Counter({rank: self.lines[rank] for rank in chosen if rank in self.lines})
         displays = Counter({rank: self.displays[rank] for rank in chosen if rank in self.displays})
         return replace(self, ranks=ranks, lines=lines, displays=displays)
+
+
+def gap_of(position: Position, lines: Mapping[int, int], displays: Mapping[int, int]) -> ElidedRow:
+    """Return the row for what was dropped, counted by rank set."""
+    gap = ElidedRow(0, position, -1, None)
+    for counts, by_rank in ((lines, gap.lines), (displays, gap.displays)):
+        for ranks, count in counts.items():
+            by_rank.update(dict.fromkeys(members(ranks), count))
+    gap.ranks = bits((*gap.lines, *gap.displays))
+    return gap
 
 
 @dataclass(slots=True)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.display import display
 
-from monarch_nb.client.pools.facts.infos import line_sentence
+from monarch_nb.client.pools.infos import line_sentence
 from monarch_nb.ground import escapes
 from monarch_nb.ground.code_names import run_names
 from monarch_nb.ground.rank_sets import counted, format_ranks, name_ranks
@@ -22,9 +22,9 @@ from monarch_nb.times import duration
 if TYPE_CHECKING:
     from monarch_nb.client.doctor.diagnosis import Diagnosis
     from monarch_nb.client.meshes.mesh import Mesh
-    from monarch_nb.client.pools.facts.actor_infos import ActorInfo
-    from monarch_nb.client.pools.facts.infos import RankInfo, RunInfo
-    from monarch_nb.client.reservations.known.lists import Holdings
+    from monarch_nb.client.pools.actor_infos import ActorInfo
+    from monarch_nb.client.pools.infos import RankInfo, RunInfo
+    from monarch_nb.client.reservations.lists import Holdings
 
 _MUTED = "color:var(--jp-ui-font-color2,#666)"
 _ALARM = "color:var(--jp-error-color1,#b00020)"
@@ -103,7 +103,6 @@ def status_table(
     bare: Sequence[str] = (),
     way_on: str = "",
     saves: str = "",
-    amounts: str = "",
 ) -> Shown:
     """Return what the ranks of a mesh do, and why any of them died: equal ranks once.
 
@@ -119,7 +118,6 @@ def status_table(
         bare: what there is to say of nodes that have no ranks of the main mesh.
         way_on: what to do about nodes that do not answer, if there are any.
         saves: what there is to say of saves that ranks make by themselves.
-        amounts: the most that the reservation gets of each node.
     """
     ranks = with_processes(ranks, actors)
     titles = run_names(runs)
@@ -143,7 +141,8 @@ def status_table(
     dead = [rank.rank for rank in dead_ranks]
     notes = [*_causes(dead_ranks), *_last_words(dead_ranks)]
     notes += [f"rank {rank.rank}: {rank.trouble}" for rank in ranks if rank.trouble]
-    notes += [f"%mesh restart{mesh.flag} -t {format_ranks(dead)} gives {name_ranks(dead)} anew"] if dead else []
+    fresh = f"starts {'a fresh' if len(dead) == 1 else 'fresh'} {name_ranks(dead)}; other ranks keep their variables"
+    notes += [f"%mesh restart{mesh.flag} -t {format_ranks(dead)} {fresh}"] if dead else []
     notes += [_queued_note(run, titles[run.run_id]) for run in runs if run.queued]
     notes += [unseen_line(unseen)] if (unseen := [run for run in runs if run.done]) else []
     away = sorted({rank.absence for rank in ranks if rank.state == "unreachable"})
@@ -162,8 +161,6 @@ def status_table(
     title = f"{mesh_called(mesh)}{whose}{size} · {lives}"
     if job:
         title += f" · {job}"
-    if amounts:
-        title += f" · at most {amounts}"
     if left:
         title += f" · {left} left"
     if price_per_hour:

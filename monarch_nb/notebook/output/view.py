@@ -11,8 +11,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
+from monarch_nb.client.advice import here, while_busy
 from monarch_nb.client.connections.events import (
     QUEUE_NOTICE,
     Display,
@@ -108,7 +109,6 @@ class RunView:
         stream: bool = True,
         terminal: bool = False,
         whole: bool = False,
-        logs: str = "%mesh logs",
         shown: Collection[int] | None = None,
         resumed: bool = False,
         of_calls: bool = False,
@@ -126,7 +126,6 @@ class RunView:
             show_failures: show the tracebacks of failed ranks; False when the cell raises them.
             stream: False to show everything once, at the end.
             terminal: displays can not be updated; publish only what is new, once it can not change any more.
-            logs: the command for logs where people type.
             whole: in a file or a pipe nothing is left out.
             shown: ranks whose output and values are shown; None for all. Of the others it is shown how much they
                 write on stderr, and how those that fail end.
@@ -136,7 +135,7 @@ class RunView:
             clock: seconds, for tests.
         """
         ranks = tuple(ranks)
-        self.wants_whole, self._logs = whole, logs
+        self.wants_whole = whole
         self._fold = Fold(ranks, by, longest=sys.maxsize if terminal else MAX_LINE_CHARACTERS, drops=not whole)
         self._held = Held(ranks) if resumed else None
         self._is_whole = not resumed
@@ -181,7 +180,7 @@ class RunView:
         """Return where the run's lines are in the logs, as soon as it has its number."""
         run = self._run()
         if self._log is None and run is not None and run.number:
-            self._log = LogOf(run.mesh.id, run.number, run.mesh.flag, self._is_whole, self._logs)
+            self._log = LogOf(run.mesh.id, run.number, run.mesh.flag, self._is_whole)
         return self._log
 
     @takes_many
@@ -367,6 +366,8 @@ class RunView:
         began_s = self._clock()
         size = self._print_new(now_s) if self._terminal else self._update(now_s)
         pause_s = max(UPDATE_S, _RENDERING_SHARE * (self._clock() - began_s), size / _BYTES_PER_S)
+        if self.wants_whole:  # what waits here fills the memory
+            pause_s = UPDATE_S
         self._not_before_s = began_s + pause_s
 
     def _update(self, now_s: float) -> int:
@@ -376,8 +377,9 @@ class RunView:
         shown = render(
             self._fold,
             group=self._group,
-            failures=self._told_failures(now_s),
+            failures=self._tells_failures(now_s),
             status=self._status(now_s),
+            notices=self._notices(),
             aside=self._told_aside(),
             status_alone=self._kept_open or bool(before) or not self._over,
             hosts=self.hosts,
@@ -403,16 +405,22 @@ class RunView:
             return ""
         lines = f"{counted(self._aside.total(), 'line')} on stderr of {name_ranks(ranks)}"
         log = self._log_of()
-        return (
-            f"… {lines} not shown: `{log.command if log else '%mesh logs'}` has them, `%mesh show all` shows all ranks'"
-        )
+        command = log.command if log else "%mesh logs"
+        return here(f"… {lines} not shown: `{command}` has them, `%mesh show all` shows all ranks'")
 
-    def _told_failures(self, now_s: float) -> Literal["none", "short", "full"]:
+    def _tells_failures(self, now_s: float) -> bool:
+        """Return whether tracebacks are shown: also those that the cell raises, until it does."""
         if self._of_calls:  # who called raises them
-            return "none"
-        if self._show_failures:
-            return "full"
-        return "short" if now_s - self._started_s >= STATUS_AFTER_S and not self._over else "none"
+            return False
+        return self._show_failures or (now_s - self._started_s >= STATUS_AFTER_S and not self._over)
+
+    def _notices(self) -> list[str]:
+        """Return what monarch_nb has to say: of a cell that keeps the kernel busy, also who can act on that."""
+        notices = self._fold.notices.values()
+        if not notices or self._over or self._left or self._kept_open:
+            return [*map(here, notices)]
+        run = self._run()
+        return while_busy(notices, run.mesh.reservation.name if run else "")
 
     def _print_new(self, now_s: float) -> int:
         """Publish the lines that have become final, in a terminal; return their size."""
@@ -421,7 +429,7 @@ class RunView:
         parts: list[tuple[Stream, str]] = []
         for stream, rows in groupby(arranged(self._fold.take(now_s), self._group), _stream_of):
             parts.append((stream, plain_lines([*rows], self._fold.ranks, colours=True, log=self._log_of())))
-        for notice in self._fold.notices.values():
+        for notice in self._notices():
             if notice not in self._told:
                 self._told.add(notice)
                 parts.append(("stderr", notice))
@@ -431,7 +439,7 @@ class RunView:
             ending: list[tuple[Stream, str]] = [
                 ("stderr", self._told_aside()),
                 ("stdout", results),
-                ("stderr", failures),
+                ("stderr", here(failures)),
             ]
             parts += [part for part in ending if part[1]]
         for stream, of_stream in groupby(parts, itemgetter(0)):

@@ -1,9 +1,8 @@
 """The line of a magic, from declarations. Pure: no IPython, no connection.
 
-common        flags that many commands have
-holding       what the subcommands of `%mesh` accept that hold nodes
-inside        what looks inside ranks: instruments of a cell
-went_wrong    flags of a cell that find out when a training went wrong
+flags         flags that many commands have, and what looks inside ranks
+holding       what the subcommands of `%mesh` accept that hold nodes, and what a line of `reserve` asks for
+meant         words of other tools, and the nearest of ours
 declarations  what `%mesh`, its other subcommands and `%%mesh` accept
 command_line  words, flags, help and completion
 """

@@ -6,7 +6,7 @@ be read raises one UsageError that says what was meant, as far as it can be gues
 
 from __future__ import annotations
 
-import difflib
+import itertools
 import keyword
 import math
 import shlex
@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from monarch_nb.errors import UsageError
+from monarch_nb.notebook.syntax.meant import ANSWERS, COMMANDS, SCRIPT, as_here, flags_near, of_a_shell, suggestion
 from monarch_nb.times import seconds_of
 
 Value = str | int | float | bool | tuple[str, ...]
@@ -38,9 +39,6 @@ Source = Literal[
 Sources = Mapping[Source, Callable[[str], Iterable[str]]]
 """What can be completed: each maps the word typed so far to whole words that may replace it. Files are IPython's."""
 
-NEAR = 0.75
-"""How much alike words are of which one may have been meant: more is guessed than helps below."""
-
 
 @dataclass(frozen=True, slots=True)
 class Flag:
@@ -51,8 +49,8 @@ class Flag:
         help: what it does, in a few words.
         short: its short form, "-t"; empty when there is none.
         value: what stands after it, as help calls it ("N"); empty for a switch.
-        kind: how the value is read: "count" is a whole number of at least 1, "number" one of at least 0, "seconds" and
-            "decimal" are more than 0, "duration" is "8h" or "1h30m" and comes as seconds.
+        kind: how the value is read: "count" is a whole number of at least 1, "number" one of at least 0, "seconds" are
+            more than 0, "duration" is "8h" or "1h30m" and comes as seconds.
         optional: the value may be left out: of the words that follow, only what begins with a digit or is one of
             `choices` is one.
         implied: the value where an optional one is left out; empty: it is True then.
@@ -67,7 +65,7 @@ class Flag:
     help: str
     short: str = ""
     value: str = ""
-    kind: Literal["text", "count", "number", "seconds", "decimal", "duration"] = "text"
+    kind: Literal["text", "count", "number", "seconds", "duration"] = "text"
     optional: bool = False
     implied: str = ""
     choices: tuple[str, ...] = ()
@@ -118,60 +116,62 @@ class Words:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A magic, or a subcommand of one. `magic` is what stands before `name`: "%mesh " or "". What stands after a -- is
-    another program's when `passes_on` says what that is; `about_unknown` is said of a flag like no other. `elsewhere`
-    says of flags of other magics where they belong."""
+    """A magic, as "%%mesh", or a subcommand of `%mesh`. What stands after a -- is another program's when `passes_on`
+    says what that is; `about_unknown` is said of a flag like no other."""
 
     name: str
     summary: str
     usage: str = ""
-    magic: str = ""
     words: Words | None = None
     flags: tuple[Flag, ...] = ()
     notes: str = ""
     examples: tuple[tuple[str, str], ...] = ()
-    section: str = ""
     passes_on: str = ""
     about_unknown: str = ""
-    elsewhere: tuple[tuple[str, str], ...] = ()
 
     @property
     def title(self) -> str:
         """How it is called: "%mesh reserve"."""
-        return f"{self.magic}{self.name}"
+        return self.name if self.name.startswith("%") else f"%mesh {self.name}"
 
 
 @dataclass(frozen=True, slots=True)
 class CommandSet:
-    """A magic with subcommands."""
+    """A magic with subcommands, by sections. `first` are those that help shows first."""
 
     name: str
     summary: str
-    commands: tuple[Command, ...]
+    sections: Mapping[str, tuple[Command, ...]]
+    first: tuple[Command, ...]
     examples: tuple[tuple[str, str], ...] = ()
 
+    @property
+    def commands(self) -> tuple[Command, ...]:
+        """All of them."""
+        return tuple(itertools.chain(*self.sections.values()))
+
     def find(self, word: str) -> Command:
-        """Return the subcommand that `word` names.
+        """Return the subcommand that `word` names, here or in other tools.
 
         Raises:
             UsageError: there is none; the nearest is suggested.
         """
-        for command in self.commands:
-            if command.name == word:
-                return command
-        names = [command.name for command in self.commands]
-        suggestion = _suggestion(word, names) or "."
-        raise UsageError(f"{self.name} has no subcommand {word!r}{suggestion} {self.name} help lists all")
+        named = {command.name: command for command in self.commands}
+        if command := named.get(COMMANDS.get(word, word)):
+            return command
+        near = f": {ANSWERS[word]}." if word in ANSWERS else suggestion(word, named) or "."
+        raise UsageError(f"{self.name} has no subcommand {word!r}{near} {self.name} help lists all")
 
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """A line that was read: typed access to what it says."""
+    """A line that was read: typed access to what it says. `notes` are what to say of words of other tools."""
 
     command: Command
     words: tuple[str, ...] = ()
     values: Mapping[str, Value] = field(default_factory=dict)
     passed_on: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @property
     def word(self) -> str | None:
@@ -192,10 +192,6 @@ class Parsed:
         """Return the seconds of a flag, or None when it was not given."""
         value = self.values.get(key)
         return value if isinstance(value, float) else None
-
-    def decimal(self, key: str) -> float | None:
-        """Return the number of a flag, or None when it was not given."""
-        return self.seconds(key)
 
     def switch(self, key: str, default: bool = False) -> bool:
         """Return whether a switch was given; `default` when it was not."""
@@ -225,6 +221,7 @@ def parse(command: Command, line: str) -> Parsed:
     if command.words is not None and command.words.verbatim:
         return Parsed(command, _read_words(command, split_words(line)))
     own, passed_on = _divided(command, split_words(line))
+    own, notes = as_here(own, _takes(command))
     pending = own[::-1]
     words: list[str] = []
     values: dict[str, Value] = {}
@@ -233,7 +230,7 @@ def parse(command: Command, line: str) -> Parsed:
         if not _looks_like_flag(word):
             words.append(word)
             if command.words is not None and command.words.rest:
-                words, pending = _program(command.words, words + pending[::-1]), []
+                words, pending = _program(command, command.words, words + pending[::-1]), []
             continue
         spelling, equals, attached = word.partition("=")
         flag = _find_flag(command, spelling, _of_engine(command, own, word))
@@ -250,7 +247,7 @@ def parse(command: Command, line: str) -> Parsed:
                 raise UsageError(f"{spelling} needs a value: {spelling} {flag.value}")
             attached = pending.pop()
         _store(values, flag, spelling, read_value(flag, unquote(attached)))
-    return Parsed(command, _read_words(command, words), values, tuple(map(unquote, passed_on)))
+    return Parsed(command, _read_words(command, words), values, tuple(map(unquote, passed_on)), tuple(notes))
 
 
 def _divided(command: Command, words: list[str]) -> tuple[list[str], list[str]]:
@@ -289,9 +286,9 @@ def wants_help(command: Command, line: str) -> bool:
     words = split_words(line)
     if command.words is not None and command.words.verbatim:
         words = words[:1]
+    words, _ = as_here(_divided(command, words)[0], _takes(command))
     if command.words is not None and command.words.rest:
         words = words[: _first_plain(command, words)]
-    words, _ = _divided(command, words)
     return any(word in ("--help", "-h") for word in words)
 
 
@@ -341,7 +338,7 @@ def complete(command: Command | CommandSet, text: str, sources: Sources) -> tupl
         names = [each.name for each in command.commands]
         if not words:
             return fragment, _starting_with(fragment, [*names, "--help"])
-        if words[0] not in names:
+        if COMMANDS.get(words[0], words[0]) not in names:
             return fragment, []
         command, words = command.find(words[0]), words[1:]
     return _complete_word(command, words, fragment, sources)
@@ -350,14 +347,14 @@ def complete(command: Command | CommandSet, text: str, sources: Sources) -> tupl
 def overview(commands: CommandSet) -> str:
     """Return the help of a magic with subcommands."""
     width = max(len(command.name) for command in commands.commands) + 2
-    lines = [f"{commands.name}  {commands.summary}"]
-    section = ""
-    for command in commands.commands:
-        if command.section != section:
-            section = command.section
-            lines += ["", section]
-        lines.append(f"  {command.name:<{width}}{command.summary}")
+
+    def rows(of: Iterable[Command]) -> list[str]:
+        return [f"  {command.name:<{width}}{command.summary}" for command in of]
+
+    lines = [f"{commands.name}  {commands.summary}", "", "Most used", *rows(commands.first)]
     lines += ["", "Examples", *_columns(commands.examples)]
+    for section, group in commands.sections.items():
+        lines += ["", section, *rows(command for command in group if command not in commands.first)]
     lines += ["", f"{commands.name} help SUBCOMMAND says more; Tab completes every name."]
     return "\n".join(lines)
 
@@ -423,8 +420,14 @@ def _looks_like_flag(word: str) -> bool:
     return (word.startswith("--") and len(word) > 2) or (len(word) > 1 and word[0] == "-" and word[1].isalpha())
 
 
-def _program(rule: Words, words: list[str]) -> list[str]:
-    """Return a program's name and its arguments, without the one `--` that divides them from what stands before."""
+def _program(command: Command, rule: Words, words: list[str]) -> list[str]:
+    """Return a program's name and its arguments, without the one `--` that divides them from what stands before.
+
+    Raises:
+        UsageError: a script's line has a word that only a shell reads.
+    """
+    if rule.name == SCRIPT and (why := of_a_shell(words)):
+        raise UsageError(f"{command.title} {why}")
     if words[0] == "--" or rule.joined:
         return words[words[0] == "--" :]
     return [words[0], *(words[2:] if words[1:2] == ["--"] else words[1:])]
@@ -446,21 +449,17 @@ def _find_flag(command: Command, spelling: str, hint: str = "") -> Flag:
     for flag in command.flags:
         if spelling.replace("_", "-") in flag.spellings:
             return flag
-    if told := dict(command.elsewhere).get(spelling):
-        raise UsageError(f"{command.title} has no flag {spelling}: {told}")
-    known = [each for flag in command.flags for each in flag.spellings if each.startswith("--")]
-    suggestion = _suggestion(spelling, known)
-    if not suggestion and known and not hint:
-        listed = [each for flag in command.flags if not flag.hidden for each in flag.spellings if each[:2] == "--"]
-        suggestion = f"; it has {', '.join(listed)}{command.about_unknown}"
-    raise UsageError(f"{command.title} has no flag {spelling}{suggestion}{hint}")
+    flags = {flag.spellings: not flag.hidden for flag in command.flags}
+    near = flags_near(spelling, flags, f"%mesh help {command.name}")
+    if not near.startswith(":"):  # it is like none of them
+        near = "" if hint else f"{near}{command.about_unknown}"
+    raise UsageError(f"{command.title} has no flag {spelling}{near}{hint}")
 
 
-def _suggestion(word: str, names: Iterable[str]) -> str:
-    names = list(names)
-    starting = [name for name in names if len(word.strip("-")) > 1 and name.startswith(word)]
-    nearest = starting[:1] or difflib.get_close_matches(word, names, n=1, cutoff=NEAR)
-    return f": did you mean {nearest[0]}?" if nearest else ""
+def _takes(command: Command) -> dict[str, bool]:
+    """Return what `as_here` must know of a command."""
+    takes = {each: bool(flag.value) and not flag.optional for flag in command.flags for each in flag.spellings}
+    return takes | ({command.words.name: False} if command.words is not None else {})
 
 
 def _store(values: dict[str, Value], flag: Flag, spelling: str, value: Value) -> None:
@@ -481,8 +480,8 @@ def read_value(flag: Flag, text: str) -> Value:
     """
     if flag.choices and text not in flag.choices:
         *others, last = flag.choices
-        suggestion = _suggestion(text, flag.choices)
-        raise UsageError(f"{flag.name} is {', '.join(others)} or {last}, not {text!r}{suggestion}")
+        meant = suggestion(text, flag.choices)
+        raise UsageError(f"{flag.name} is {', '.join(others)} or {last}, not {text!r}{meant}")
     if flag.kind in ("count", "number"):
         least = 1 if flag.kind == "count" else 0
         if not text.removeprefix("-").isascii() or not text.removeprefix("-").isdigit():
@@ -490,7 +489,7 @@ def read_value(flag: Flag, text: str) -> Value:
         if int(text) < least:
             raise UsageError(f"{flag.name} is at least {least}, not {text}")
         return int(text)
-    if flag.kind in ("seconds", "decimal"):
+    if flag.kind == "seconds":
         return _read_above_0(flag, text)
     if flag.kind == "duration":
         return seconds_of(text, flag.name)
@@ -505,8 +504,7 @@ def _read_above_0(flag: Flag, text: str) -> float:
     except ValueError:
         number = math.nan
     if not 0 < number < math.inf:
-        what = "a number of seconds" if flag.kind == "seconds" else "a number"
-        raise UsageError(f"{flag.name} is {what} above 0, not {text!r}")
+        raise UsageError(f"{flag.name} is a number of seconds above 0, not {text!r}")
     return number
 
 
@@ -514,7 +512,9 @@ def _read_words(command: Command, words: list[str]) -> tuple[str, ...]:
     rule = command.words
     if rule is None:
         if words:
-            raise UsageError(f"{command.title} takes no {words[0]!r}: {f'{command.title} {command.usage}'.rstrip()}")
+            raise UsageError(
+                f"{command.title} takes no {' '.join(words)!r}: type {command.title} {command.usage or 'alone'}"
+            )
         return ()
     if rule.joined and words:
         words = [" ".join(words)]
@@ -526,6 +526,7 @@ def _read_words(command: Command, words: list[str]) -> tuple[str, ...]:
 
 
 def _complete_word(command: Command, words: list[str], fragment: str, sources: Sources) -> tuple[str, list[str] | None]:
+    words, _ = as_here(words, _takes(command))
     if command.words is not None and command.words.rest and _first_plain(command, words) < len(words):
         return fragment, None  # the program's
     if command.passes_on and "--" in words:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from monarch_nb.client.scripts.torchrun_flags import ABOUT_UNKNOWN, FLAGS
 from monarch_nb.config import LOG_LINES
 from monarch_nb.lines.templates import FEW_RANKS, FOLDS_BY
 from monarch_nb.notebook.syntax.command_line import Command, CommandSet, Flag, Words
-from monarch_nb.notebook.syntax.common import MESH_NAME as _MESH
-from monarch_nb.notebook.syntax.common import TARGETS as _TARGETS
+from monarch_nb.notebook.syntax.flags import ENVIRONMENT, INSTRUMENTS, MEMORY, TOP, WATCH
+from monarch_nb.notebook.syntax.flags import MESH_NAME as _MESH
+from monarch_nb.notebook.syntax.flags import TARGETS as _TARGETS
 from monarch_nb.notebook.syntax.holding import (
     ATTACH,
     DETACH,
@@ -22,9 +25,16 @@ from monarch_nb.notebook.syntax.holding import (
     SHRINK,
     STOP,
 )
-from monarch_nb.notebook.syntax.inside import INSTRUMENTS, MEMORY, TOP
-from monarch_nb.notebook.syntax.went_wrong import REPEATED, WATCH
 from monarch_nb.worker.saving.asked import KEPT_SAVES
+
+
+def _out(what: str) -> Flag:
+    return Flag("--out", what, short="-o", value="NAME", completes="kernel_name")
+
+
+def _timeout(what: str) -> Flag:
+    return Flag("--timeout", f"raise TimeoutError after S seconds; the {what} goes on", value="S", kind="seconds")
+
 
 ON_BREAKPOINT = ("stop", "go-on", "error")
 _ON_BREAKPOINT = Flag(
@@ -40,19 +50,14 @@ FOLD_FLAG = Flag(
     choices=FOLDS_BY,
 )
 SCALING = (
-    Flag("--scale", "run on 1, then 2, then 4 ranks: time, throughput, efficiency, cost", value="1,2,4"),
-    Flag("--repeat", "with --scale: runs of each size (default: 1)", value="N", kind="count"),
+    Flag("--scale", "run on 1, then 2, then 4 ranks: time, throughput, efficiency", value="1,2,4"),
     Flag("--per", "with --scale: an amount that the cell prints or returns: tokens", value="NAME"),
-    Flag("--rate", "with --scale: a throughput that the cell prints or returns: tps", value="NAME"),
-    Flag("--weak", "with --scale: each rank does the same work at every size"),
 )
 _OURS_TOO = ("--max-restarts", "--module")
 RUN = Command(
     "run",
     "run a script as torchrun does, but warm: in fresh processes that have torch imported",
     usage="[options] SCRIPT ARGUMENTS... | -m MODULE ARGUMENTS...",
-    magic="%mesh ",
-    section="Run",
     words=Words(
         "SCRIPT",
         "a file, by its path on the ranks; words after it are the script's",
@@ -65,18 +70,13 @@ RUN = Command(
         _TARGETS,
         _MESH,
         NOBLOCK,
-        Flag("--in-place", "in the live ranks' own namespace, as %run -i; its variables stay", short="-i"),
+        Flag("--in-place", "in the live ranks' own namespace, as %run -i; what is global in it stays", short="-i"),
         Flag("--beside", "do not wait for other scripts on these ranks"),
+        ENVIRONMENT,
         *(Flag(each.name, each.help, each.short, each.value) for each in FLAGS if each.name in _OURS_TOO),
-        Flag(
-            "--out",
-            "keep the exit codes, a list by rank; with --noblock, the Run",
-            short="-o",
-            value="NAME",
-            completes="kernel_name",
-        ),
+        _out("keep the exit codes, a list by rank; with --noblock, the Run"),
         _ON_BREAKPOINT,
-        Flag("--timeout", "raise TimeoutError after S seconds; the script goes on", value="S", kind="seconds"),
+        _timeout("script"),
         *INSTRUMENTS,
         WATCH,
         *(
@@ -87,20 +87,15 @@ RUN = Command(
     ),
     notes="Its processes have torchrun's environment, and a sys.argv and __main__ of their own. They end with\n"
     "the script.\n"
-    "torchrun's other flags (--nnodes, --nproc-per-node, --standalone, …) and PET_ variables are\n"
-    "checked against the reservation: docs/scripts.md has a table. -t is --targets.",
+    "torchrun's --nnodes, --nproc-per-node and --standalone, and PET_ variables, are checked against\n"
+    "the reservation; flags that mean nothing here are named: docs/scripts.md has a table.\n"
+    "-t is --targets.",
     about_unknown=ABOUT_UNKNOWN,
-    elsewhere=tuple(
-        (
-            each.name,
-            f"it belongs to a cell. Call the script there: %%mesh {each.name} …, with import train; train.main()",
-        )
-        for each in REPEATED
-    ),
     examples=(
         ("%mesh run train.py --lr 3e-4", "on all ranks"),
         ("%mesh run -t hosts=0 -m scripts.base_train -- --depth=4", "a module, on one node"),
-        ("%mesh run -i train.py", "then `model` is there in %%mesh cells"),
+        ("%mesh run -i train.py", "then cells have its globals, not main()'s variables"),
+        ("%mesh run --env TORCH_LOGS=recompiles train.py", "as TORCH_LOGS=recompiles torchrun … has it"),
         ("%mesh run --max-restarts 3 train.py --resume", "starts again when a rank dies"),
         ("%mesh run --profile train.py", "then a table of where its time went, and a trace"),
     ),
@@ -109,8 +104,6 @@ SH = Command(
     "sh",
     "run a shell command once on every node: torchrun, nvidia-smi, df",
     usage="[options] COMMAND...",
-    magic="%mesh ",
-    section="Run",
     words=Words(
         "COMMAND",
         "as you would type it in a shell, with pipes and quotes",
@@ -121,24 +114,13 @@ SH = Command(
         completes="file",
     ),
     flags=(
-        Flag("--targets", "only the nodes of these ranks", short="-t", value="T", completes="target"),
-        Flag("--mesh", "the nodes of this mesh (default: main)", value="NAME", completes="mesh"),
+        replace(_TARGETS, help="only the nodes of these ranks"),
+        replace(_MESH, help="the nodes of this mesh (default: main)"),
         NOBLOCK,
         Flag("--beside", "do not wait for scripts and other commands"),
-        Flag(
-            "--env",
-            "set a variable for the command; NAME alone takes this kernel's value",
-            value="NAME[=VALUE]",
-            repeat=True,
-        ),
-        Flag(
-            "--out",
-            "keep the exit codes, a list by node; with --noblock, the Run",
-            short="-o",
-            value="NAME",
-            completes="kernel_name",
-        ),
-        Flag("--timeout", "raise TimeoutError after S seconds; the command goes on", value="S", kind="seconds"),
+        ENVIRONMENT,
+        _out("keep the exit codes, a list by node; with --noblock, the Run"),
+        _timeout("command"),
     ),
     notes="Starts in the ranks' directory. NODE_RANK, NNODES, NPROC_PER_NODE, MASTER_ADDR and MASTER_PORT are\n"
     "set, so that `torchrun` without flags runs on all ranks. ■ (Ctrl-C) ends it on every node.",
@@ -151,8 +133,6 @@ PANEL = Command(
     "panel",
     "the pool live: reserve, watch GPUs and ranks, read logs, restart, release",
     usage="[NAME]",
-    magic="%mesh ",
-    section="Look",
     words=Words("NAME", "show this reservation alone", completes="reservation"),
     notes="Stays live while cells run. Asks the nodes only while somebody looks.\n"
     "Live in JupyterLab, Notebook 7, VS Code and Colab. Elsewhere it shows the current state.",
@@ -162,16 +142,12 @@ STATUS = Command(
     "status",
     "the ranks, what they do, and why any of them died",
     usage="[--mesh NAME]",
-    magic="%mesh ",
-    section="Look",
     flags=(_MESH,),
 )
 STACKS = Command(
     "stacks",
     "where every rank is: its Python stack, equal ones once",
     usage="[-t T]",
-    magic="%mesh ",
-    section="Look",
     flags=(_TARGETS, _MESH),
     notes="Works while ranks run or hang, also inside C code.",
     examples=(("%mesh stacks -t 0,7", "two ranks"),),
@@ -179,23 +155,20 @@ STACKS = Command(
 ACTORS = Command(
     "actors",
     "the actors on the ranks: what they run, for how long, and what waits; equal ones once",
-    magic="%mesh ",
-    section="Look",
     notes="Works while ranks run or hang. In a %%mesh cell `actors[NAME]` is a rank's own.",
     examples=(("%mesh actors", ""),),
 )
 LOGS = Command(
     "logs",
     "what ranks printed, from the logs on disk",
-    usage="[-t T] [-n LINES] [--run N] [--follow]",
-    magic="%mesh ",
-    section="Look",
+    usage="[NAME] [-t T] [-n LINES] [--run N] [--follow]",
+    words=Words("NAME", "the reservation (default: this notebook's), also one that has ended", completes="reservation"),
     flags=(
         _TARGETS,
         _MESH,
         Flag(
             "--lines",
-            f"the last LINES of each rank (default: {LOG_LINES}; 0: all)",
+            f"the last LINES of each rank, not in total (default: {LOG_LINES}; 0: all)",
             short="-n",
             value="LINES",
             kind="number",
@@ -204,7 +177,8 @@ LOGS = Command(
         Flag("--follow", "show new lines as they come, until ■ (Ctrl-C) or the end of --run", short="-f"),
         FOLD_FLAG,
     ),
-    notes="Lines fold as in cells. With --run, each rank has its own lines: the default is --fold equal then.",
+    notes="Lines fold as in cells. With --run, each rank has its own lines: the default is --fold equal then.\n"
+    "What a reservation printed is kept for 7 days after its end: %mesh logs NAME.",
     examples=(
         ("%mesh logs -t 3 -n 200", "the last 200 lines of rank 3"),
         ("%mesh logs --run 12 -n 0", "all of run 12"),
@@ -214,8 +188,6 @@ FOLD = Command(
     "fold",
     "which lines of several ranks show as one row, in cells from now on",
     usage=f"{' | '.join(FOLDS_BY)} | default",
-    magic="%mesh ",
-    section="Look",
     words=Words("HOW", "numbers, times, equal, off; default: by the project or the number of ranks", completes="fold"),
     notes="numbers  lines that differ only in numbers and times: [0-127] loss 2.31–2.35\n"
     f"         (the default on more than {FEW_RANKS} ranks)\n"
@@ -231,8 +203,6 @@ SHOW = Command(
     "show",
     "choose the ranks whose output cells show from now on",
     usage="RANKS | all",
-    magic="%mesh ",
-    section="Look",
     words=Words("RANKS", "as -t takes them; all shows all ranks again", completes="target"),
     notes="A line says how much the other ranks wrote on stderr. Failures show as always.\n"
     "Without RANKS, says what is set.",
@@ -242,8 +212,6 @@ PLOT = Command(
     "plot",
     "curves of numbers that ranks print: loss: 2.31, 'loss': 2.3, loss=2.3, train/loss 2.3",
     usage="[NAME...] [--x NAME] [--run N[,N]] [-t T]",
-    magic="%mesh ",
-    section="Look",
     words=Words("NAME", "the name beside the numbers; without a NAME, lists all names", most=None, completes="metric"),
     flags=(
         Flag("--x", "the name for the x axis (default: the step of a line)", value="NAME"),
@@ -269,16 +237,12 @@ PLOT = Command(
 DOCTOR = Command(
     "doctor",
     "compare this kernel with every node: Python, torch, CUDA, packages, clocks, space",
-    magic="%mesh ",
-    section="Look",
     notes="Compares the packages that this notebook has imported. Says what differs, where, and what to do.",
 )
 DEBUG = Command(
     "debug",
     "open a prompt for ranks that stopped at breakpoint(), or for their last error",
     usage="[--post-mortem] [-t T] | --on-breakpoint HOW",
-    magic="%mesh ",
-    section="Look",
     flags=(
         _TARGETS,
         _MESH,
@@ -303,8 +267,6 @@ PUSH = Command(
     "push",
     "set variables of this kernel on every rank",
     usage="NAME... | NAME=EXPRESSION...",
-    magic="%mesh ",
-    section="Data",
     words=Words(
         "NAME", "a variable of this kernel, or NAME=EXPRESSION", most=None, least=1, raw=True, completes="kernel_name"
     ),
@@ -319,13 +281,9 @@ PULL = Command(
     "pull",
     "fetch a variable or expression from every rank: a list by rank",
     usage="EXPRESSION [-o NAME] [-t T]",
-    magic="%mesh ",
-    section="Data",
     words=Words("EXPRESSION", "evaluated on each rank", most=None, least=1, joined=True, completes="rank_name"),
     flags=(
-        Flag(
-            "--out", "keep the list in this variable of the kernel", short="-o", value="NAME", completes="kernel_name"
-        ),
+        _out("keep the list in this variable of the kernel"),
         _TARGETS,
         _MESH,
     ),
@@ -335,8 +293,6 @@ SAVE = Command(
     "save",
     "save what the ranks hold: models, optimizers, tensors, plain values, random states",
     usage="DIR [NAME...] [--every 10m|500steps] [--at-end] [--keep N] [--async | --bring] [--strict] | --off",
-    magic="%mesh ",
-    section="Data",
     words=Words(
         "DIR [NAME]",
         "a directory of saves, and what to save (default: all names of the cells)",
@@ -370,8 +326,6 @@ LOAD = Command(
     "load",
     "load a save into the objects of the same names, on as many ranks as there are now",
     usage="DIR [NAME...] [--only NAME[,NAME]] [--strict] [--bring]",
-    magic="%mesh ",
-    section="Data",
     words=Words(
         "DIR [NAME]",
         "of saves, of which the newest is loaded, or of one save; and what to load (default: all)",
@@ -394,8 +348,6 @@ SAVES = Command(
     "saves",
     "the saves in a directory: when, of which run, how large, which names",
     usage="[DIR]",
-    magic="%mesh ",
-    section="Data",
     words=Words("DIR", "of saves, or of directories of saves (default: checkpoints)", completes="file"),
     flags=(_MESH,),
     examples=(("%mesh saves", ""), ("%mesh saves /data/me/checkpoints", "")),
@@ -404,8 +356,6 @@ DIFF = Command(
     "diff",
     "which ranks have another value than the rest: models, optimizers, configurations, random states",
     usage="EXPRESSION [--over DIMENSION] [--when-idle] [-t T] | --rng | --env",
-    magic="%mesh ",
-    section="Look",
     words=Words("EXPRESSION", "evaluated once on each rank", most=None, joined=True, completes="rank_name"),
     flags=(
         Flag(
@@ -432,8 +382,6 @@ SYNC = Command(
     "sync",
     "send changed files to the nodes now; every cell does so by itself",
     usage="[--status | --add DIR [--as NAME] | --remove DIR | [--dry-run] [--overwrite]]",
-    magic="%mesh ",
-    section="Files",
     flags=(
         Flag("--dry-run", "show what would be sent"),
         Flag("--status", "show what every node has, and what ranks changed there"),
@@ -452,8 +400,6 @@ FETCH = Command(
     "fetch",
     "bring a file or directory here from a node: checkpoints, traces, logs",
     usage="PATH [--rank R | --node N] [--to PATH] [--overwrite]",
-    magic="%mesh ",
-    section="Files",
     words=Words("PATH", "on the node, relative to the rank's directory; also a pattern: 'checkpoints/*.pt'", least=1),
     flags=(
         Flag("--rank", "the rank with the directory (default: 0); all: each rank's, into rank0/, rank1/, …", value="R"),
@@ -467,8 +413,6 @@ LS = Command(
     "ls",
     "list a directory of a node",
     usage="[PATH] [--rank R | --node N]",
-    magic="%mesh ",
-    section="Files",
     words=Words("PATH", "on the node (default: the rank's directory)"),
     flags=(
         Flag("--rank", "the rank with the directory (default: 0)", value="R", kind="number"),
@@ -479,8 +423,6 @@ PIP = Command(
     "pip",
     "install packages into the environment of all nodes",
     usage="ARGUMENTS...",
-    magic="%mesh ",
-    section="Steer",
     words=Words("ARGUMENTS", "pip's own, as in a terminal", most=None, least=1, verbatim=True, completes="file"),
     notes="Runs once in each environment that differs from the others', on the first rank that has it.\n"
     "Modules that are imported already stay as they are until %mesh restart.",
@@ -489,20 +431,17 @@ PIP = Command(
 INTERRUPT = Command(
     "interrupt",
     "stop running cells on every rank, and drop queued ones; variables stay",
-    magic="%mesh ",
-    section="Steer",
     notes="Stops runs, whoever submitted them, and frees ranks that hang in a collective. Queued runs never\n"
     "start. Also stops endpoints of actors, on all meshes of the reservation, and drops messages that\n"
     "wait for them. Ranks that do not stop are named, with the place where they hang. Another\n"
     "interrupt in the next 10 s kills just these and starts them anew. Code that handles the\n"
-    "interrupt is left alone.",
+    "interrupt is left alone, however long it takes; a second one reaches it again, and only if it\n"
+    "goes on after that, too, a third one in the next 10 s kills it.",
 )
 RESTART = Command(
     "restart",
     "fresh ranks under the same coordinates",
     usage="[-t T]",
-    magic="%mesh ",
-    section="Steer",
     flags=(_TARGETS, _MESH),
     notes="Restarted ranks lose their variables and imports. The other ranks keep theirs. Fresh ranks answer\n"
     "while the old processes still end, for two seconds at most. On GPUs the old processes end first.",
@@ -512,32 +451,29 @@ ON = Command(
     "on",
     "run every following cell on the mesh; %%local at a cell's top runs it in the kernel",
     usage="[-t T]",
-    magic="%mesh ",
-    section="Steer",
     flags=(_TARGETS, _MESH),
     notes="A cell that begins with %mesh runs in the kernel. %mesh lines at the end of a cell run after it.",
 )
-OFF = Command("off", "run cells in the kernel again", magic="%mesh ", section="Steer")
+OFF = Command("off", "run cells in the kernel again")
 HELP = Command(
     "help",
     "show this list, or the help of SUBCOMMAND",
     usage="[SUBCOMMAND]",
-    magic="%mesh ",
-    section="Steer",
     words=Words("SUBCOMMAND", "reserve, attach, …; cell for %%mesh", completes="subcommand"),
 )
 
 MESH = CommandSet(
     "%mesh",
     "live ranks for this notebook",
-    commands=(
-        *(RESERVE, ATTACH, DETACH, RELEASE, REPLACE, GROW, SHRINK, STOP, EXTEND, SHARE, LIST),
-        *(RUN, SH),
-        *(PANEL, STATUS, STACKS, TOP, ACTORS, LOGS, PLOT, DIFF, MEMORY, FOLD, SHOW, DEBUG, DOCTOR),
-        *(PUSH, PULL, SAVE, LOAD, SAVES),
-        *(SYNC, FETCH, LS),
-        *(PIP, INTERRUPT, RESTART, ON, OFF, HELP),
-    ),
+    sections={
+        "Hold": (RESERVE, ATTACH, DETACH, RELEASE, REPLACE, GROW, SHRINK, STOP, EXTEND, SHARE, LIST),
+        "Run": (RUN, SH),
+        "Look": (PANEL, STATUS, STACKS, TOP, ACTORS, LOGS, PLOT, DIFF, MEMORY, FOLD, SHOW, DEBUG, DOCTOR),
+        "Data": (PUSH, PULL, SAVE, LOAD, SAVES),
+        "Files": (SYNC, FETCH, LS),
+        "Steer": (PIP, INTERRUPT, RESTART, ON, OFF, HELP),
+    },
+    first=(RESERVE, RUN, PUSH, PULL, STATUS, LOGS, INTERRUPT, RESTART, ATTACH, RELEASE),
     examples=(
         ("%mesh reserve dev --nodes 2 --procs 4", "8 CPU ranks, live until released"),
         ("%mesh reserve big --nodes 2 --gpus 8 --on slurm", "nodes of an engine: slurm, k8s, ray, ..."),
@@ -557,13 +493,7 @@ CELL = Command(
         _TARGETS,
         _MESH,
         NOBLOCK,
-        Flag(
-            "--out",
-            "keep the values, a list by rank; with --noblock, the Run",
-            short="-o",
-            value="NAME",
-            completes="kernel_name",
-        ),
+        _out("keep the values, a list by rank; with --noblock, the Run"),
         Flag(
             "--group-outputs",
             "as it came, rank after rank, or stdout, stderr, displays",
@@ -578,19 +508,18 @@ CELL = Command(
             completes="target",
         ),
         Flag("--stream", "show output while the cell runs, or only at its end", negatable=True),
-        Flag("--timeout", "raise TimeoutError after S seconds; the run goes on", value="S", kind="seconds"),
+        _timeout("run"),
         Flag(
             "--on-error",
-            "if a rank fails: wait for the others, or interrupt them in 0.5 s",
+            "if a rank fails: free ranks that wait in vain, wait, or stop all",
             value="HOW",
-            choices=("wait", "abort"),
+            choices=("free", "wait", "abort"),
         ),
         _ON_BREAKPOINT,
         Flag("--sync", "first send changed files to the nodes, or not", negatable=True),
         Flag("--local", "run the cell in the kernel too"),
         *INSTRUMENTS,
         WATCH,
-        *REPEATED,
         *SCALING,
     ),
     notes="The cell's body is left as it is; {x} and $x are expanded in this line only.",
@@ -599,6 +528,6 @@ CELL = Command(
         ("%%mesh -t hosts=0 --noblock -o run", "in the background; run.result() waits"),
         ("%%mesh --mesh judges", "on the ranks of another mesh of the reservation"),
         ("%%mesh --watch nan", "where does the nan come from"),
-        ("%%mesh --scale 1,2,4,8 --repeat 3 --per tokens", "how it scales, by what it prints: tokens: 12,345"),
+        ("%%mesh --scale 1,2,4,8 --per tokens", "how it scales, by what it prints: tokens: 12,345"),
     ),
 )

@@ -1,11 +1,17 @@
-"""What the subcommands of `%mesh` accept that hold nodes: declarations only."""
+"""What the subcommands of `%mesh` accept that hold nodes, and what a line of `reserve` asks for."""
 
 from __future__ import annotations
 
-from monarch_nb.notebook.syntax.command_line import Command, Flag, Words
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
-MEMORY = Flag("--memory", "memory limit per node, as in 64G (only where nodes run --as-users)", value="SIZE")
-CPUS = Flag("--cpus", "CPU limit per node, as in 8 or 0.5 (only where nodes run --as-users)", value="N", kind="decimal")
+from monarch_nb.errors import UsageError
+from monarch_nb.notebook.syntax.command_line import Command, Flag, Parsed, Words, read_environment
+
+if TYPE_CHECKING:
+    from monarch_nb.client.pools.infos import ReservationInfo
+    from monarch_nb.client.reservations.lists import Holdings
+
 NOBLOCK = Flag("--noblock", "go on at once; output keeps arriving here", short="-a")
 _WAIT = Flag(
     "--wait",
@@ -14,21 +20,13 @@ _WAIT = Flag(
     kind="duration",
     optional=True,
 )
-_INTO = Flag(
-    "--into",
-    "main or another mesh: gets fresh ranks on all nodes; its variables are lost",
-    value="MESH",
-    completes="mesh",
-)
 
 RESERVE = Command(
     "reserve",
     "hold nodes and start ranks on them, or return to those already held",
     usage="[NAME] [--nodes N] --gpus N | --procs N",
     passes_on="flags for the engine of --on, as it takes them: -- --partition=a100",
-    magic="%mesh ",
-    section="Hold",
-    words=Words("NAME", "its name; the same name and shape again return the same live mesh", completes="reservation"),
+    words=Words("NAME", "its name; that of one that you hold returns to its live mesh", completes="reservation"),
     flags=(
         Flag("--nodes", "how many nodes (default: 1)", value="N", kind="count"),
         Flag("--gpus", "GPUs per node, one rank each", value="N", kind="count"),
@@ -74,8 +72,6 @@ RESERVE = Command(
             value="T",
             kind="duration",
         ),
-        MEMORY,
-        CPUS,
         Flag("--save", "save in DIR before the nodes are taken away (%mesh save DIR --at-end)", value="DIR"),
         Flag("--resume", "when the engine of --on takes the nodes back: ask again, load, rerun the cell"),
         Flag("--setup", "with --resume: first run the notebook's cells that have this tag", value="TAG", repeat=True),
@@ -89,7 +85,8 @@ RESERVE = Command(
         _WAIT,
         Flag("--replace", "first release the reservation of that name"),
     ),
-    notes="Ranks stay until they are released: they survive this kernel, the browser and the Jupyter server.",
+    notes="Ranks stay until they are released: they survive the kernel, the browser and the Jupyter server.\n"
+    "In Python, `dev` (the name) is then the reservation and `mesh` its ranks, where these names are free.",
     examples=(
         ("%mesh reserve dev --nodes 2 --gpus 8", "16 ranks with a GPU each"),
         ("%mesh reserve dev --nodes 2 --procs 4", "8 CPU ranks"),
@@ -103,8 +100,6 @@ ATTACH = Command(
     "attach",
     "use a held mesh, and follow what runs on it to the end",
     usage="[NAME] [--pool POOL] [--noblock] [--from-start | --run N]",
-    magic="%mesh ",
-    section="Hold",
     words=Words("NAME", "a reservation (default: this notebook's)", completes="reservation"),
     flags=(
         NOBLOCK,
@@ -129,15 +124,11 @@ ATTACH = Command(
 DETACH = Command(
     "detach",
     "forget the mesh in this notebook; it stays held, with all its variables",
-    magic="%mesh ",
-    section="Hold",
 )
 RELEASE = Command(
     "release",
     "end the ranks and give the nodes back",
     usage="[NAME | --all] [--save] [--pool POOL]",
-    magic="%mesh ",
-    section="Hold",
     words=Words("NAME", "a reservation (default: this notebook's)", completes="reservation"),
     flags=(
         Flag("--all", "every reservation of yours in the pool"),
@@ -154,8 +145,6 @@ REPLACE = Command(
     "replace",
     "put free nodes in the places of nodes that never come back",
     usage="[NAME] [--node N ...] [--wait [T]] [--time T]",
-    magic="%mesh ",
-    section="Hold",
     words=Words("NAME", "a reservation of yours (default: this notebook's)", completes="reservation"),
     flags=(
         Flag(
@@ -179,14 +168,11 @@ REPLACE = Command(
 GROW = Command(
     "grow",
     "hold more nodes",
-    usage="[NAME] --nodes N [--mesh NAME | --into MESH] [--wait [T]] [--time T]",
-    magic="%mesh ",
-    section="Hold",
+    usage="[NAME] --nodes N [--mesh NAME] [--wait [T]] [--time T]",
     words=Words("NAME", "a reservation of yours (default: this notebook's)", completes="reservation"),
     flags=(
         Flag("--nodes", "the new number of nodes, or +2 for two more", value="N"),
         Flag("--mesh", "name of the new mesh over all nodes (default: grown)", value="NAME"),
-        _INTO,
         _WAIT,
         _MORE_TIME,
     ),
@@ -194,36 +180,29 @@ GROW = Command(
     "Held nodes keep their numbers, and so do their ranks. The same again changes nothing.",
     examples=(
         ("%mesh grow dev --nodes 4", "4 nodes; %%mesh --mesh grown runs a cell on all of them"),
-        ("%mesh grow dev --nodes 4 --into main", "4 nodes, and main has ranks on all of them"),
-        ("%mesh grow --nodes +1 --into main --wait", "one more, as soon as one is free"),
+        ("%mesh grow --nodes +1 --mesh all --wait", "one more, as soon as one is free; the new mesh is called all"),
     ),
 )
 SHRINK = Command(
     "shrink",
     "give some of the nodes back",
-    usage="[NAME] --nodes N | --node N ... [--into MESH]",
-    magic="%mesh ",
-    section="Hold",
+    usage="[NAME] --nodes N | --node N ...",
     words=Words("NAME", "a reservation of yours (default: this notebook's)", completes="reservation"),
     flags=(
         Flag("--nodes", "how many nodes to keep: those that do not answer go first, then the last", value="N"),
         Flag("--node", "a node to give back, by name or number", value="N", repeat=True, completes="node"),
-        _INTO,
     ),
-    notes="A node on which no mesh has ranks is given back at once. For other nodes, --into names the mesh\n"
-    "whose ranks start anew, numbered in the order of the nodes that are left. Or end the mesh first,\n"
-    "with %mesh stop.",
+    notes="Only nodes on which no mesh has ranks are given back: %mesh stop ends a mesh beside main.\n"
+    "main stays on its nodes. For fewer of them, %mesh reserve NAME --nodes N --replace begins anew.",
     examples=(
-        ("%mesh shrink dev --nodes 2 --into main", "2 nodes are left, with fresh ranks"),
-        ("%mesh shrink --node host3 --into main", "go on without host3"),
+        ("%mesh shrink dev --nodes 2", "2 nodes are left"),
+        ("%mesh shrink --node host3", "all but host3"),
     ),
 )
 STOP = Command(
     "stop",
     "end a mesh beside main; you keep its nodes",
     usage="NAME [--of RESERVATION]",
-    magic="%mesh ",
-    section="Hold",
     words=Words("NAME", "a mesh that grow or spawn_procs has made", least=1, completes="mesh"),
     flags=(Flag("--of", "of this reservation (default: this notebook's)", value="R", completes="reservation"),),
     notes="Its variables are lost, and its runs end.",
@@ -233,8 +212,6 @@ EXTEND = Command(
     "extend",
     "hold the mesh for longer: adds to its time limit",
     usage="TIME",
-    magic="%mesh ",
-    section="Hold",
     words=Words("TIME", "how much longer: 30m, 2h, 1h30m", least=1),
     examples=(("%mesh extend 2h", "released two hours later than it would have been"),),
 )
@@ -242,8 +219,6 @@ SHARE = Command(
     "share",
     "let somebody else see the mesh, or run cells on it; without --to: list who may",
     usage="[NAME] [--to WHO [--read | --run | --end]]",
-    magic="%mesh ",
-    section="Hold",
     words=Words("NAME", "a reservation of yours (default: this notebook's)", completes="reservation"),
     flags=(
         Flag("--to", "the name in that user's certificate", value="WHO"),
@@ -254,4 +229,61 @@ SHARE = Command(
     notes="Whoever runs cells can do on the nodes what you can. Sharing ends with the reservation.",
     examples=(("%mesh share dev --to bob --run", "bob: %mesh attach dev"),),
 )
-LIST = Command("list", "every reservation, in all your pools", magic="%mesh ", section="Hold")
+LIST = Command("list", "every reservation, in all your pools")
+
+
+def held_as(parsed: Parsed, name: str, pool: str | None, holdings: Callable[[], Holdings]) -> ReservationInfo | None:
+    """Return the reservation of yours that a line returns to which says of no ranks how many; None when there is none.
+
+    Args:
+        pool: that it is in; None for any.
+    """
+    if any(map(parsed.values.get, ("gpus", "procs", "on"))):
+        return None
+    mine = [info for info in holdings().reservations if info.held_by_me and pool in (None, info.pool)]
+    return next((info for info in mine if info.name == name), None)
+
+
+def asked_for(parsed: Parsed, held: ReservationInfo | None = None) -> dict[str, Any]:
+    """Return the arguments, all but who asks.
+
+    Args:
+        held: has the shape where the line has none.
+
+    Raises:
+        UsageError: it says no kind of ranks, or both.
+
+    Example:
+        >>> from monarch_nb.notebook.syntax.command_line import parse
+        >>> from monarch_nb.notebook.syntax.holding import RESERVE
+        >>> asked_for(parse(RESERVE, "dev --procs 4 --share bob"))["share"]
+        {'bob': 'read'}
+    """
+    nodes, gpus, procs = parsed.count("nodes"), parsed.count("gpus"), parsed.count("procs")
+    if held is not None:
+        nodes, gpus, procs = nodes or held.nodes, held.gpus or None, held.procs or None
+    if gpus is None and procs is None:
+        raise UsageError("say how many ranks per node: --gpus N, or --procs N for CPU ranks")
+    if gpus is not None and procs is not None:
+        raise UsageError("say --gpus N or --procs N, not both: one mesh has one kind of rank")
+    files = parsed.text("files")
+    shares = (text.partition(":") for text in parsed.many("share"))
+    return {
+        "nodes": nodes or 1,
+        "procs": procs,
+        "gpus": gpus,
+        "on": parsed.text("on"),
+        "on_arguments": parsed.passed_on,
+        "python": parsed.text("python"),
+        "env": read_environment(parsed.many("env")) or None,
+        "preload": parsed.many("preload") or None,
+        "files": True if files is None else False if files == "none" else files,
+        "reload": {"auto": True, "off": False}.get(parsed.text("reload") or ""),
+        "shared": parsed.text("shared"),
+        "time": parsed.seconds("time"),
+        "idle": parsed.seconds("idle"),
+        "force_busy": parsed.switch("force_busy"),
+        "wait": parsed.seconds("wait") or parsed.switch("wait"),
+        "replace": parsed.switch("replace"),
+        "share": {to: right or "read" for to, _, right in shares} or None,
+    }

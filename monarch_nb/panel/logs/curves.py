@@ -8,12 +8,11 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from monarch_nb.client.curves.drawing import Drawing, newest_with
-from monarch_nb.client.curves.names import is_step, suggested
-from monarch_nb.client.curves.told import curves_json
+from monarch_nb.client.curves.plot import Drawing, curves_json, newest_with
+from monarch_nb.client.curves.words import is_step, suggested
 from monarch_nb.client.logs.metrics import RunMetrics
-from monarch_nb.client.pools.facts.held import HeldReservation, MeshParts
-from monarch_nb.client.pools.facts.infos import RunInfo, run_infos
+from monarch_nb.client.pools.held import HeldReservation, MeshParts
+from monarch_nb.client.pools.infos import RunInfo, run_infos
 from monarch_nb.config import cadence, patience
 from monarch_nb.errors import MonarchNbError, NodeUnreachable, RunNotFound
 from monarch_nb.ground.code_names import run_name

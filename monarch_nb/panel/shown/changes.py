@@ -1,37 +1,34 @@
-"""What browsers are told: a view in which all that is as before is the same object, and what makes a new one of an old.
-Pure."""
+"""A view as browsers are told it, and what people should hear of although they do not look: deaths, and reservations
+that end. Pure.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
+from monarch_nb.ground.rank_sets import name_ranks
 from monarch_nb.panel.shown.view import Json
+from monarch_nb.times import duration
 
 DRIFT_S = 1.5
 """How far a running time may be from what a browser counted to before it is told again."""
-SAME = "~"
-"""{"~": {…}} stands for what was there, a list or an object, with these parts changed."""
 _COUNTED = {"running_s": 1.0, "time_left_s": -1.0, "idle_left_s": -1.0}
 """What browsers count on by themselves, and which way."""
-_ENTITIES = ("nodes", "reservations")
-_PARTS = ("pool", "pools", "ended")
 
 
 def told(before: Any, value: Any, now_s: float) -> Any:
     """Return a part of a view as browsers are told it.
 
-    What is as before, or as a browser has counted to since, is the very object that was told then. What counts has
-    `at_s`: the clock of the server when its figures were true.
+    What a browser has counted to since is as it was told then. What counts has `at_s`: the clock of the server when its
+    figures were true.
 
     Args:
         before: what was told last in this place; None for nothing.
     """
-    if value == before:
-        return before
     if isinstance(value, list):
         old: Any = before if isinstance(before, list) and len(before) == len(value) else [None] * len(value)
-        parts = [told(was, each, now_s) for was, each in zip(old, value, strict=True)]
-        return before if parts == before else parts
+        return [told(was, each, now_s) for was, each in zip(old, value, strict=True)]
     if not isinstance(value, dict):
         return value
     old = before if isinstance(before, dict) else {}
@@ -43,7 +40,7 @@ def told(before: Any, value: Any, now_s: float) -> Any:
             entity |= {key: old[key] for key in (*counted, "at_s")}
         else:
             entity["at_s"] = now_s
-    return before if entity == before else entity
+    return entity
 
 
 def _is_as_counted(key: str, old: Json, new: Json, passed_s: float) -> bool:
@@ -59,29 +56,44 @@ def _is_as_counted(key: str, old: Json, new: Json, passed_s: float) -> bool:
     return abs(max(0.0, expected) - now) <= DRIFT_S
 
 
-def change(before: Json, view: Json) -> Json | None:
-    """Return the event that makes one told view of another; None when nothing changed. What is gone is null."""
-    parts = {part: view[part] for part in _PARTS if view[part] is not before[part]}
-    for kind in _ENTITIES:
-        old, new = before[kind], view[kind]
-        changed = {each: None for each in old if each not in new}
-        changed |= {
-            each: _difference(old.get(each), value) for each, value in new.items() if value is not old.get(each)
-        }
-        if changed:
-            parts[kind] = changed
-    return {"type": "change", "now": view["now"]} | parts if parts else None
+def notices(before: Json | None, view: Json) -> Iterator[Json]:
+    """Yield what is new since the view before; from the first view on only what still matters: time that is nearly up.
+
+    Each has an id that stays the same, so that nobody is told twice.
+    """
+    for reservation in view["reservations"].values():
+        if not reservation["mine"]:
+            continue
+        old = before["reservations"].get(reservation["id"]) if before else None
+        if reservation["nearly_up"] and not (old and old["nearly_up"]):
+            yield _nearly_up(reservation)
+        if old:
+            yield from _deaths(old, reservation)
+    known = {one["id"] for one in before["ended"]} if before else {one["id"] for one in view["ended"]}
+    for one in view["ended"]:
+        if one["id"] not in known and not one["by"]:  # what a person did is no news
+            yield _notice("warning", f"ended-{one['id']}", one["text"], one["id"])
 
 
-def _difference(before: Any, value: Any) -> Any:
-    if isinstance(value, dict) and isinstance(before, dict) and value.keys() == before.keys():
-        parts = {key: (before[key], each) for key, each in value.items()}
-    elif isinstance(value, list) and isinstance(before, list) and len(value) == len(before):
-        parts = {str(place): pair for place, pair in enumerate(zip(before, value, strict=True))}
-    else:
-        return value
-    return {SAME: {key: _difference(old, new) for key, (old, new) in parts.items() if not _is_same(old, new)}}
+def _nearly_up(reservation: Json) -> Json:
+    left, limit = duration(reservation["time_left_s"]), duration(reservation["time_s"])
+    text = f"{reservation['name']} will be released in {left}, when its time of {limit} is up: extend it to keep it"
+    return _notice("warning", f"nearly-up-{reservation['id']}-{reservation['time_s']:g}", text, reservation["id"])
 
 
-def _is_same(old: Any, new: Any) -> bool:
-    return old is new or (not isinstance(new, dict | list) and bool(old == new))
+def _deaths(old: Json, new: Json) -> Iterator[Json]:
+    meshes = {mesh["id"]: mesh for mesh in old["meshes"]}
+    for mesh in new["meshes"]:
+        lived = {rank["rank"] for rank in meshes.get(mesh["id"], {}).get("ranks", ()) if rank["state"] != "dead"}
+        causes: dict[str, list[Json]] = {}
+        for rank in mesh["ranks"]:
+            if rank["state"] == "dead" and rank["rank"] in lived:
+                causes.setdefault(rank["detail"], []).append(rank)
+        for cause, ranks in causes.items():
+            who = name_ranks(rank["rank"] for rank in ranks)
+            pids = "-".join(str(rank["pid"]) for rank in ranks)
+            yield _notice("error", f"dead-{mesh['id']}-{pids}", f"{who} of {new['name']}: {cause}", new["id"])
+
+
+def _notice(level: str, notice_id: str, text: str, reservation: str) -> Json:
+    return {"type": "notice", "level": level, "id": notice_id, "text": text, "reservation": reservation}

@@ -10,17 +10,47 @@ from typing import Any
 
 from monarch_nb.allocator.state.gpus import why_not_free
 from monarch_nb.allocator.state.limits import Limits, how_it_ended
-from monarch_nb.client.pools.facts.infos import RIGHTS, RankInfo, infos_of_node, run_infos
-from monarch_nb.client.reservations.known.memory import Memory, choose
+from monarch_nb.client.pools.infos import RIGHTS, RankInfo, infos_of_node, run_infos
+from monarch_nb.client.reservations.memory import Memory, choose
 from monarch_nb.client.saving.autosaves import when_saved
 from monarch_nb.config import default_pool
 from monarch_nb.ground.rank_sets import format_ranks
-from monarch_nb.panel.shown.actors import actors_of, work_of
-from monarch_nb.panel.shown.hangs import Hangs
-from monarch_nb.panel.shown.possible import refusals
-from monarch_nb.panel.shown.ranks import MEMORY_STEP_BYTES, rank_shown, rounded, runs_shown
+from monarch_nb.panel.shown.ranks import MEMORY_STEP_BYTES, Hangs, actors_of, rank_shown, rounded, runs_shown, work_of
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.times import time_of_day
+
+_FOR_ITS_HOLDER = ("restart", "resize")
+_NEED_A_NODE = ("attach", *_FOR_ITS_HOLDER)
+
+
+def refusals(held: Mapping[str, Any], ending: Collection[str] = ()) -> dict[str, str]:
+    """Return why actions would be refused, by action. What is missing can be tried.
+
+    Args:
+        held: a reservation, as the view has it.
+        ending: the ids of reservations that are released already, as far as nodes say.
+
+    Example:
+        >>> refusals({"id": "a", "name": "dev", "mine": True, "nodes_answering": 0})["attach"]
+        'no node of dev answers: this can be done again as soon as one does'
+    """
+    name = held["name"]
+    if held["id"] in ending:
+        return dict.fromkeys(_NEED_A_NODE, f"{name} is being released")
+    if not held["nodes_answering"]:
+        away = f"no node of {name} answers: this can be done again as soon as one does"
+        return dict.fromkeys(_NEED_A_NODE, away) | _of_others(held)
+    return _of_others(held)
+
+
+def _of_others(held: Mapping[str, Any]) -> dict[str, str]:
+    return {} if held["mine"] else dict.fromkeys(_FOR_ITS_HOLDER, only_its_holder(held))
+
+
+def only_its_holder(held: Mapping[str, Any]) -> str:
+    """Return why somebody else's reservation is not changed."""
+    return f"{held['name']} is held by {held['owner']}, and only its holder can do this"
+
 
 Json = dict[str, Any]
 
@@ -371,7 +401,6 @@ def _reservation(reservation_id: str, parts: list[_Part], owner: str, root: str)
         "idle_s": facts.idle_s or None,
         "idle_left_s": max(status.idle_left_s for status in statuses) if facts.idle_s and confirmed else None,
         "nearly_up": time_left_s is not None and time_left_s <= limits.warn_before_s,
-        "confirmed": confirmed,
         "price_per_hour": None,
         "right": "own" if facts.owner == owner else RIGHTS.get(facts.right, ""),
         "meshes": [_mesh(mesh_id, nodes, owner) for mesh_id in _mesh_ids(nodes)],

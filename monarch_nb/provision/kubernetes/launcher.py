@@ -17,6 +17,7 @@ from monarch_nb.config import cadence, gap, patience
 from monarch_nb.errors import CapacityError, PoolError, UsageError
 from monarch_nb.ground.rank_sets import counted
 from monarch_nb.provision import Option, launchers
+from monarch_nb.provision.jobs import serves
 from monarch_nb.provision.kubernetes.api import OWN_NAMESPACE, Api, NotAllowed, NotThere, api_of
 from monarch_nb.provision.kubernetes.manifests import (
     INSTANCE,
@@ -44,7 +45,6 @@ from monarch_nb.provision.kubernetes.pods import (
     why_suspended,
 )
 from monarch_nb.provision.launchers import Ask, Job, Look, Offer, target_of
-from monarch_nb.provision.waiting import serves
 from monarch_nb.trust.private_files import read_private
 
 WAIT_S = int(gap(600))

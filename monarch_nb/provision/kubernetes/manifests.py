@@ -12,11 +12,12 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any, NoReturn
+from typing import Any
 
 from monarch_nb.config import DEFAULT_PORT, gap, passed_on
 from monarch_nb.errors import UsageError
 from monarch_nb.provision.kubernetes.pods import quantity
+from monarch_nb.provision.launchers import EngineFlags
 
 Manifest = dict[str, Any]
 
@@ -84,13 +85,6 @@ KINDS = {
 }
 
 
-class _Flags(argparse.ArgumentParser):
-    """Reads flags; what is wrong with them is an error of ours."""
-
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message}; Kubernetes takes {_usage()}")
-
-
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Add what can be said of pods."""
     parser.add_argument("--kind", metavar="KIND", default="Job", help="Job (default), TrainJob or PyTorchJob")
@@ -122,7 +116,7 @@ def parse_flags(words: Sequence[str]) -> argparse.Namespace:
     Raises:
         UsageError: an unknown flag, or one whose value can not be.
     """
-    parser = _Flags(prog="--on k8s", add_help=False, allow_abbrev=False)
+    parser = EngineFlags("Kubernetes")
     add_flags(parser)
     options = parser.parse_args(list(words))
     check_flags(options)
@@ -154,12 +148,6 @@ def check_flags(options: argparse.Namespace) -> None:
 def _amount(text: str) -> Decimal:
     """Read a quantity of the user's; 0 when it is none."""
     return quantity(text) if _QUANTITY.fullmatch(text) else Decimal(0)
-
-
-def _usage() -> str:
-    parser = argparse.ArgumentParser(add_help=False)
-    add_flags(parser)
-    return ", ".join(flag for action in parser._actions for flag in action.option_strings)
 
 
 def _pairs(flag: str, texts: Sequence[str]) -> dict[str, str]:

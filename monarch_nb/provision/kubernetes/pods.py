@@ -18,24 +18,25 @@ Told = Mapping[str, Any]
 OURS = ("node", "pytorch")
 """What the container of an allocator is called; a pod may have been given others, such as a proxy."""
 _HOPELESS = {
-    "ImagePullBackOff": "its image can not be pulled",
-    "InvalidImageName": "that is no name of an image",
-    "ErrImageNeverPull": "its image is not there, and may not be pulled",
-    "CreateContainerConfigError": "its container can not be made",
-    "CreateContainerError": "its container can not be made",
-    "RunContainerError": "its container does not start",
+    "ImagePullBackOff",
+    "InvalidImageName",
+    "ErrImageNeverPull",
+    "CreateContainerConfigError",
+    "CreateContainerError",
+    "RunContainerError",
 }
+"""Why a container that waits does so in vain."""
 _TAKEN_AWAY = {
-    "PreemptionByScheduler": "was preempted",
-    "Preempted": "was preempted",
-    "Preempting": "was preempted",
-    "DeletionByTaintManager": "was evicted from its machine",
-    "TaintManagerEviction": "was evicted from its machine",
-    "EvictionByEvictionAPI": "was evicted",
-    "TerminationByKubelet": "was ended by its machine",
-    "Evicted": "was evicted",
-    "NodeNotReady": "is on a machine that does not answer",
-    "NodeLost": "was on a machine that is lost",
+    "PreemptionByScheduler",
+    "Preempted",
+    "Preempting",
+    "DeletionByTaintManager",
+    "TaintManagerEviction",
+    "EvictionByEvictionAPI",
+    "TerminationByKubelet",
+    "Evicted",
+    "NodeNotReady",
+    "NodeLost",
 }
 _SCALING = {"TriggeredScaleUp", "Nominated", "ScaleUp"}
 """Somebody brings machines."""
@@ -97,32 +98,28 @@ def read_pod(told: Told) -> Pod:
         words = f"waits: {_reason(scheduled.get('reason'), scheduled.get('message'))}"
         return Pod(name, "waiting", words, unschedulable_since=seconds_of(scheduled.get("lastTransitionTime")))
     waiting = state.get("waiting") or {}
-    reason = waiting.get("reason", "")
+    reason = waiting.get("reason") or "ContainerCreating"
+    said = _reason(reason, waiting.get("message"))
     if reason == "CrashLoopBackOff":
-        return Pod(name, "lost", "has an allocator that ends again and again (CrashLoopBackOff)", restarts=restarts)
+        return Pod(name, "lost", f"has failed ({said})", restarts=restarts)
     if reason in _HOPELESS:
-        return Pod(
-            name, "waiting", f"waits in vain: {_HOPELESS[reason]} ({_reason(reason, waiting.get('message'))})", True
-        )
-    return Pod(name, "waiting", f"waits: {_reason(reason or 'ContainerCreating', waiting.get('message'))}")
+        return Pod(name, "waiting", f"waits in vain: {said}", True)
+    return Pod(name, "waiting", f"waits: {said}")
 
 
 def _taken_away(status: Told) -> str:
     """Return how a pod was taken away from us, or from its machine; empty when it was not."""
     target = _condition(status, "DisruptionTarget")
     if target.get("status") == "True":
-        what = _TAKEN_AWAY.get(target.get("reason", ""), "was taken away")
-        return f"{what} ({_reason(target.get('reason'), target.get('message'))})"
+        return f"was taken away ({_reason(target.get('reason'), target.get('message'))})"
     if status.get("reason") in _TAKEN_AWAY:
-        return f"{_TAKEN_AWAY[status['reason']]} ({_reason(status['reason'], status.get('message'))})"
+        return f"was taken away ({_reason(status['reason'], status.get('message'))})"
     return ""
 
 
 def _failure(status: Told, terminated: Told) -> str:
     """Return why the container of a pod has ended."""
     reason, code = terminated.get("reason") or status.get("reason") or "", terminated.get("exitCode")
-    if reason == "OOMKilled":
-        return "was out of memory (OOMKilled): -- --memory=SIZE gives it more"
     message = terminated.get("message") or status.get("message")
     if reason in ("", "Error", "Completed") and code is not None:
         return f"has no allocator any more: it ended with exit status {code}" + (
@@ -137,7 +134,7 @@ def taken_away(name: str, events: Sequence[Told]) -> str:
     for event in events:
         pod, reason = event.get("involvedObject", {}).get("name", ""), event.get("reason", "")
         if pod.startswith(f"{name}-") and reason in _TAKEN_AWAY:
-            found[pod] = f"{pod} {_TAKEN_AWAY[reason]} ({_reason(reason, event.get('message'))})"
+            found[pod] = f"{pod} was taken away ({_reason(reason, event.get('message'))})"
     return "; ".join(found.values())
 
 
@@ -150,7 +147,7 @@ def explained(pod: Pod, events: Sequence[Told]) -> Pod:
     warnings = [event for event in events if event.get("type") == "Warning" and event.get("message")]
     pulls = [event for event in warnings if "pull" in event["message"] and "Back-off" not in event["message"]]
     if pod.hopeless and pulls and (said := _line(pulls[-1]["message"])) not in pod.words:
-        return Pod(pod.name, pod.state, f"{pod.words.removesuffix(')')}: {said})", pod.hopeless)
+        return Pod(pod.name, pod.state, f"{pod.words}: {said}", pod.hopeless)
     if "ContainerCreating" in pod.words and events and events[-1].get("reason") == "Pulling":
         return Pod(pod.name, pod.state, f"waits: {_line(events[-1].get('message'))}")
     mounts = [event for event in warnings if event.get("reason", "").startswith(("Failed", "NetworkNotReady"))]
@@ -236,13 +233,12 @@ def quantity(text: str) -> Decimal:
 
 def job_end(status: Told) -> tuple[str, str] | None:
     """Return how a job has ended, and why; None when it has not."""
-    for kind, words in (("Complete", "has ended"), ("Succeeded", "has ended"), ("Failed", "has failed")):
-        condition = _condition(status, kind)
-        if condition.get("status") == "True":
-            reason = condition.get("reason", "")
-            if reason == "DeadlineExceeded":
-                return "has ended: its time was up", ""
-            return words, "" if words == "has ended" else _reason(reason, condition.get("message"))
+    for kind in ("Complete", "Succeeded"):
+        if _condition(status, kind).get("status") == "True":
+            return "has ended", ""
+    failed = _condition(status, "Failed")
+    if failed.get("status") == "True":
+        return "has failed", _reason(failed.get("reason"), failed.get("message"))
     return None
 
 

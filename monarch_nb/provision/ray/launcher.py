@@ -6,6 +6,7 @@ the cluster, and ends soon after the last question.
 
 from __future__ import annotations
 
+import argparse
 import base64
 import contextlib
 import importlib.util
@@ -24,16 +25,11 @@ from monarch_nb.ground.account import own_name
 from monarch_nb.ground.rank_sets import counted
 from monarch_nb.provision import Option
 from monarch_nb.provision.helpers import Helper
-from monarch_nb.provision.launchers import Ask, Job, Look, Offer
+from monarch_nb.provision.launchers import Ask, EngineFlags, Job, Look, Offer
 
 SHOWN_NODES = 8
 """How many nodes an error lists."""
 _PASSED_ON = (HOME_VARIABLE, GPU_LOCKS_VARIABLE, LOG_LIMIT_VARIABLE)
-_FLAGS = {
-    "--address": "HOST:PORT of the cluster",
-    "--cpus": "CPUs of each node that are taken, as in --cpus=12; one for each GPU or proc otherwise",
-    "--resources": "others of each node, as in --resources=accelerator_type:A100=0.001",
-}
 
 
 class RayLauncher:
@@ -139,38 +135,34 @@ def parse_flags(arguments: Sequence[str], address: str = "auto") -> Wanted:
         >>> parse_flags(["--cpus=12", "--resources=ssd=1"]).resources
         {'ssd': 1.0}
     """
-    cpus: float | None = None
-    resources: dict[str, float] = {}
-    for word in arguments:
-        flag, _, value = word.partition("=")
-        if flag not in _FLAGS or not value:
-            known = "; ".join(f"{name}=…: {what}" for name, what in _FLAGS.items())
-            raise UsageError(f"--on ray has no flag {word!r} after the --. There are {known}")
-        if flag == "--address":
-            address = value
-        elif flag == "--cpus":
-            cpus = _size(word, value)
-        else:
-            for part in value.split(","):
-                name, _, size = part.rpartition("=")
-                resources[name] = _size(word, size)
-                if not name or name in ("CPU", "GPU", "memory"):
-                    raise UsageError(f"{word}: name a resource of the nodes, as in --resources=ssd=1")
+    parser = EngineFlags("Ray")
+    parser.add_argument("--address", default=address)
+    parser.add_argument("--cpus", type=_size)
+    parser.add_argument("--resources", type=_resources, action="append", default=[])
+    options = parser.parse_args(list(arguments))
+    address = options.address
     if "://" in address:
         raise UsageError(
             f"{address}: Ray Client and Ray's jobs are for machines outside of a cluster, which do not reach its "
             "nodes. Run the notebook on a node of the cluster, and say --address=HOST:6379 or nothing"
         )
-    return Wanted(address, cpus, resources)
+    return Wanted(address, options.cpus, dict(pair for pairs in options.resources for pair in pairs))
 
 
-def _size(word: str, text: str) -> float:
+def _resources(text: str) -> list[tuple[str, float]]:
+    pairs = [part.rpartition("=") for part in text.split(",")]
+    if not all(equals and name and name not in ("CPU", "GPU", "memory") for name, equals, _ in pairs):
+        raise argparse.ArgumentTypeError(f"name a resource of the nodes, as in --resources=ssd=1, not {text!r}")
+    return [(name, _size(size)) for name, _, size in pairs]
+
+
+def _size(text: str) -> float:
     try:
         size = float(text)
     except ValueError:
         size = -1.0
     if not 0 <= size < float("inf"):
-        raise UsageError(f"{word}: {text!r} is no number of resources")
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of resources")
     return size
 
 

@@ -18,15 +18,15 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from monarch_nb.config import CONFIG_VARIABLE, HOME_VARIABLE, TrustPaths, cadence, patience
 from monarch_nb.errors import CapacityError, MonarchNbError, PoolError, UsageError
 from monarch_nb.provision import Option
 from monarch_nb.provision.helpers import Helper
-from monarch_nb.provision.launchers import Ask, Job, Look, Offer
+from monarch_nb.provision.launchers import Ask, EngineFlags, Job, Look, Offer
 from monarch_nb.provision.remote.command import ssh_command
-from monarch_nb.provision.remote.preparation import (
+from monarch_nb.provision.remote.preparing import (
     Preparation,
     allocator_flags,
     begin,
@@ -156,14 +156,8 @@ def _note(paths: TrustPaths) -> Path:
 # ---- what is asked ----
 
 
-class _Flags(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        known = "--accelerator, --instance-type, --cpus, --memory, --disk-size, --image, --infra and --spot"
-        raise UsageError(f"after the -- for SkyPilot: {message}; there are {known}")
-
-
 def _options(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = _Flags(prog="", add_help=False, allow_abbrev=False)
+    parser = EngineFlags("SkyPilot")
     for flag in ("--accelerator", "--instance-type", "--cpus", "--memory", "--image", "--infra"):
         parser.add_argument(flag)
     parser.add_argument("--disk-size", type=int)

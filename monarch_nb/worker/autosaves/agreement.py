@@ -1,75 +1,89 @@
 """How all ranks of a mesh save at the end of the same step, while their training's own groups are left alone.
 
-A step ends where the next one begins: ranks hold there (see steps). Each rank has a main thread that trains, and a
-keeper, a thread that talks to the other ranks' keepers through the mesh's store. A request goes:
+A step ends where the next one begins: ranks hold there (see steps). Each rank has threads that train, and a keeper, a
+thread that talks to the other ranks' keepers through the mesh's store. A request goes:
 
-1. Each keeper reads how many steps its main thread has completed, and tells the others. From this moment on the main
-   thread holds at the end of its next step. So a rank that has told c steps completes at most c + 1.
-2. The target is one more than the greatest count. No rank is beyond it, and each goes on until it has completed it.
-   Nobody waits below the target: a rank that holds sooner waits only for the keepers' counts, which need no step.
-3. Each rank says where it holds. One that has finished the cell, or executes none, says so, and does not hold.
-4. When all have said it and all hold at the target, those that execute nothing hold for a moment as well. Then the
-   verdict is to save. Every other verdict names a reason, and all go on.
+1. Who wants a save announces a step ahead: it will have completed it in about a second. For a run that it does not
+   execute, the first rank that hears of the request announces one.
+2. Each rank goes on until it has completed that step, and holds. One that is beyond it when it hears of it says so: all
+   go on, and the next request looks twice as far ahead.
+3. A rank that executes nothing has arrived, and does not hold. If it begins something before all have arrived, it says
+   so, and all go on.
+4. When all have arrived, the verdict is to save. Every other verdict names a reason, and all go on.
 
-Every wait ends: whoever waits too long gives the verdict that nothing is saved. The first verdict counts. A rank for
-which the others have held in vain says so in the next request, and nobody holds for it again until it steps, unless the
-request is the last one.
+Nobody waits below the step: a rank that holds has done all that the others need to come there. Every wait ends: whoever
+waits too long gives the verdict that nothing is saved. The first verdict counts. A rank for which the others have held
+in vain says so in the next request, and nobody holds for it again until it steps, unless the request is the last one.
 
-`Part` and `Round` do no waiting: whoever calls them does, and brings the time. A run that all ranks count alike may
-also ask for one certain step (`--every 500steps`): then the first two points are left out.
+`Part` and `Round` do no waiting: whoever calls them does, and brings the time.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from enum import Enum, auto
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any
 
 from monarch_nb.config import cadence, patience
 from monarch_nb.ground.rank_sets import name_ranks
-from monarch_nb.worker.groups.rendezvous import Store
+from monarch_nb.worker.groups.rendezvous import Store, text_of
+from monarch_nb.worker.steps import StepCounter
 
 SAVE = "save"
 """The verdict; others say why nothing is saved."""
+BEYOND = "came beyond step"
+"""In a verdict: the next request looks further ahead."""
 NO_STEP = "made no step for"
 """In a verdict: the others have held for a rank in vain."""
 STILL_NO_STEP = "has made no step since the others waited for it"
 """How a verdict ends when nobody holds for such a rank again."""
+ACTORS_COMPUTE = "actors compute"
+"""How a verdict begins when what actors hold changes just now."""
 DIFFERENT_STEPS = "ranks have made different numbers of steps"
 """How a verdict begins when what they hold does not belong together."""
+AHEAD_S = cadence(1.0)
+"""So far ahead is the step that is announced: all keepers look at the store twice meanwhile."""
 ANSWER_S = patience(30.0)
 """So long a keeper waits for what needs no step: a rank whose C code holds the GIL may be slow."""
+_QUICKEST_S = 0.001
 PAUSE_S = cadence(1.0)
-"""So long a training that makes a step in each of many calls may pause and still come to its next step."""
+"""So long an actor may do nothing and still come to its next step."""
 HOLD_S = patience(60.0)
-"""So long a main thread holds for ranks that have not come to the target."""
+"""So long a rank holds for others that have not come to the step."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a rank's main thread is.
+    """Where a rank is.
 
     Attributes:
         run: the number of the run that it executes, or executed last; 0: none yet.
         steps: how many steps of it are complete.
-        ended: it executes nothing now.
-        pauses: it ended, and may go on: each call of an endpoint makes some steps of the run.
+        ended: it makes no more.
+        actor: the uid of the actor that trains, in one endpoint after the other: its steps are counted from its first
+            one on.
     """
 
     run: int = 0
     steps: int = 0
     ended: bool = True
-    pauses: bool = False
+    actor: str = ""
+
+    @property
+    def training(self) -> str:
+        """What is the same on all ranks that are to make the same steps."""
+        return self.actor or str(self.run)
 
     def encode(self) -> str:
-        return f"{self.run} {self.steps} {int(self.ended)} {int(self.pauses)}"
+        return json.dumps([self.run, self.steps, self.ended, self.actor])
 
     @classmethod
     def decode(cls, text: str) -> Place:
-        run, steps, ended, pauses = map(int, text.split())
-        return cls(run, steps, bool(ended), bool(pauses))
+        return cls(*json.loads(text))
 
 
 @dataclass(frozen=True)
@@ -78,152 +92,212 @@ class Request:
 
     Attributes:
         why: for people, as in "every 10 min".
-        run, step: the step at whose end; 0: whichever comes next.
+        training, step: at the end of which step of what; empty: who wants it does not train.
         is_last: the ranks may be ended as soon as it is done: nothing is left to be written behind.
     """
 
     why: str
-    run: int = 0
+    training: str = ""
     step: int = 0
     is_last: bool = False
 
     def encode(self) -> str:
-        return json.dumps([self.why, self.run, self.step, self.is_last])
+        return json.dumps([self.why, self.training, self.step, self.is_last])
 
     @classmethod
     def decode(cls, text: str) -> Request:
         return cls(*json.loads(text))
 
 
-class Part:
-    """One rank's part. The main thread tells what it does, the keeper what is wanted; both under one lock.
+@dataclass(eq=False)
+class Training:
+    """What makes steps: a run, or an actor, whose endpoints may make one each.
 
     Attributes:
-        place: where the main thread is.
-        holding: the main thread waits, or is about to.
+        run: its number; of an actor the one in whose name it was called last.
+        actor, name: the uid and the name of an actor.
+        steps: how many are complete, as `counter` counts them.
+        stepped_s, step_s: when the last one was complete, and how long it took.
+        executed: how often it is executed now.
+        optimizers: those that have stepped since it was entered, by their numbers.
     """
 
-    def __init__(self) -> None:
-        self.place = Place()
-        self.holding = False
-        self._final: Place | None = None
-        self._told = Place()
-        self._limit: tuple[int, int] | None = None
-        self._is_aimed = self._comes = False
+    run: int = 0
+    actor: str = ""
+    name: str = ""
+    steps: int = 0
+    stepped_s: float = 0.0
+    step_s: float = math.inf
+    executed: int = 0
+    counter: StepCounter = field(default_factory=StepCounter)
+    optimizers: dict[int, Any] = field(default_factory=dict)
+
+
+class Part:
+    """One rank's part. The threads that train tell what they do, the keeper what is wanted.
+
+    Args:
+        lock: held while anything changes.
+
+    Attributes:
+        training: saves wait for its steps: what trains, or has trained last.
+        steps_since: how many steps have been made since the last save.
+        holding: a thread waits, or is about to.
+        arrived: this rank stays where it is until the verdict.
+        leaves: why it can not stay there; empty if it can.
+    """
+
+    def __init__(self, lock: AbstractContextManager[object]) -> None:
+        self._lock = lock
+        self.training = Training()
+        self.steps_since = 0
+        self.holding = self.arrived = False
+        self.leaves = ""
+        self._executed = 0
+        self._idle_since_s = 0.0
+        self._limit: tuple[str, int] | None = None
         self._left_out: Place | None = None
-        self._arrived: Place | None = None
 
-    # ---- the main thread
+    @property
+    def place(self) -> Place:
+        """Where this rank is."""
+        training = self.training
+        ended = not (training.executed or training.actor)
+        return Place(training.run, training.steps, ended, training.actor)
 
-    def begin(self, run: int, steps: int = 0) -> None:
-        """A run begins, or goes on after so many steps. First `must_hold` is asked."""
-        self.place = Place(run, steps, ended=False)
+    @property
+    def is_idle(self) -> bool:
+        """Whether this rank executes nothing."""
+        return not self._executed
 
-    def go_on(self, run: int, steps: int) -> bool:
-        """A run goes on that had ended after so many steps. Return False when it is to wait, as what it left is being
-        saved."""
-        if self._comes and self.place.ended:
-            return False
-        self.begin(run, steps)
-        return True
+    @property
+    def computes_besides(self) -> bool:
+        """Whether what it executes does not train, as far as is known."""
+        return bool(self._executed) and not self.training.executed
 
-    def step(self) -> None:
-        """A step is complete."""
-        self.place = replace(self.place, steps=self.place.steps + 1)
+    # ---- who executes user code
 
-    def end(self, *, pauses: bool = False) -> None:
-        """The run has ended, or pauses."""
-        self.place = replace(self.place, ended=True, pauses=pauses)
-        if self._final is None and not pauses:
-            self._final = self.place
+    def enter(self, training: Training) -> bool:
+        """Something begins that may train. Return False when it is to wait and enter again: what this rank holds may
+        be saved just now."""
+        with self._lock:
+            if self.arrived and not self._executed:
+                self.leaves = "has begun another run meanwhile"
+                return False
+            if not self.training.executed and (training.steps or not training.actor):
+                self.training = training
+            self._executed += 1
+            training.executed += 1
+            return True
+
+    def step(self, training: Training, now_s: float) -> bool:
+        """A step is complete; return whether saves wait for those of this training."""
+        with self._lock:
+            if training.steps:
+                training.step_s = now_s - training.stepped_s
+            training.stepped_s = now_s
+            training.steps += 1
+            if not self.training.executed:
+                self.training = training
+            if training is not self.training:
+                return False
+            self.steps_since += 1
+            return True
+
+    def exit(self, training: Training, now_s: float) -> None:
+        """What has entered ends."""
+        with self._lock:
+            self._executed -= 1
+            training.executed -= 1
+            self._idle_since_s = now_s
+
+    def hold_here(self) -> bool:
+        """A save is wanted at the end of this step; return False when one is under way."""
+        with self._lock:
+            is_first = self._limit is None
+            if is_first:
+                self._limit = self.place.training, self.training.steps
+            return is_first
 
     def must_hold(self) -> bool:
-        """Return whether the main thread is to wait: asked at the end of a step, before a run, and between runs."""
-        if self.place.ended:
-            return self._comes
-        return self._is_at_limit()
+        """Return whether to wait: who trains, at the end of a step; where nothing is executed, who begins something."""
+        with self._lock:
+            return self._is_at_limit() if self._executed else self.arrived
+
+    def be_interrupted(self) -> None:
+        """Who waits is interrupted: all are to go on."""
+        with self._lock:
+            if self.must_hold():
+                self.leaves = "was interrupted"
 
     def _is_at_limit(self) -> bool:
-        return self._limit is not None and self.place.run == self._limit[0] and self.place.steps >= self._limit[1]
+        if self._limit is None:
+            return False
+        training, step = self._limit
+        return self.place.training == training and self.training.steps >= step
 
     # ---- the keeper
 
-    def ask(self, request: Request) -> Place:
-        """A request begins: return where the main thread is. It holds at the end of its next step, or of the one that
-        is asked for."""
-        self._told, self._final, self._comes, self._arrived = self.place, None, False, None
-        self._is_aimed = bool(request.step)
-        if request.step:
-            self._limit = (request.run, request.step) if self.place.steps <= request.step else None
-        else:
-            is_over = self.place.ended and not self.place.pauses
-            self._limit = None if is_over else (self.place.run, self.place.steps + 1)
-        return self.place
-
-    def aim(self, targets: Mapping[int, int]) -> None:
-        """The target of each run is known."""
-        self._is_aimed = True
-        if self._limit is not None:
-            self._limit = self._limit[0], targets[self._limit[0]]
-
-    def arrival(self, paused_s: float = 0.0) -> Place | None:
-        """Return where the main thread is for this request; None while it is on its way.
+    def ahead(self, times: int, now_s: float) -> tuple[str, int]:
+        """Return what trains and the step to announce; nothing where nothing trains.
 
         Args:
-            paused_s: for how long its run has paused.
+            times: how many times AHEAD_S to look ahead, if steps take as long as the last one.
         """
-        self._arrived = self._place_of_arrival(paused_s)
-        return self._arrived
+        with self._lock:
+            if self._limit is not None and self._is_at_limit():
+                return self._limit
+            if self.place.ended:
+                return "", 0
+            gone_s = max(now_s - self.training.stepped_s, 0.0)
+            step_s = max(self.training.step_s, gone_s, _QUICKEST_S)
+            return self.place.training, self.training.steps + 1 + int((gone_s + times * AHEAD_S) / step_s)
 
-    def _place_of_arrival(self, paused_s: float) -> Place | None:
-        if self._told.ended and not self._told.pauses:
-            return self._told
-        if self.place.pauses:
-            return self.place if paused_s > PAUSE_S or (self._is_aimed and self._is_at_limit()) else None
-        if self._final is not None:
-            return self._final
-        if self._limit is None:  # it is beyond the step that was asked for
-            return self.place
-        return self.place if self._is_aimed and self.must_hold() and self.holding else None
+    def aim(self, training: str, step: int) -> bool:
+        """A step is announced. Return False when this rank is beyond it, or may be in a moment."""
+        with self._lock:
+            if self.place.training != training:  # it has just begun something else
+                return True
+            at = self.training.steps
+            if at > step or (at == step and self.training.executed and not self._is_at_limit()):
+                return False
+            self._limit = training, step
+            return True
 
-    def come(self) -> bool:
-        """All have arrived: hold, also if the main thread executes nothing. Return False when it has begun another run
-        since it arrived, or made more steps of that run."""
-        self._comes, place, arrived = True, self.place, self._arrived or self.place
-        if (place.pauses or place.run == arrived.run) and (place.run, place.steps) != (arrived.run, arrived.steps):
-            return False
-        return place.ended or self.must_hold()
+    def arrive(self, now_s: float) -> Place | None:
+        """Return where this rank stays until the verdict; None while it is on its way."""
+        with self._lock:
+            if self._executed:
+                self.arrived = self.holding and self._is_at_limit()
+            else:
+                self.arrived = self.place.ended or now_s - self._idle_since_s > PAUSE_S
+            return self.place if self.arrived else None
+
+    def settle(self) -> None:
+        """The request is over: this rank goes on."""
+        with self._lock:
+            self._limit, self.arrived, self.leaves = None, False, ""
 
     def leave_out(self) -> None:
         """The others have held for this rank in vain: they do not again until it steps, or runs something else."""
-        self._left_out = self._told
+        self._left_out = self.place
 
     @property
     def is_left_out(self) -> bool:
         """Whether it has made no step since."""
         return self.place == self._left_out
 
-    def settle(self) -> None:
-        """The request is over: the main thread is free."""
-        self._limit, self._comes, self._final = None, False, None
-
-
-def targets(told: Iterable[Place]) -> dict[int, int]:
-    """Return the step at whose end the ranks of each run hold. Where a rank has ended the run, no step is left for the
-    others to hold at: they end it too."""
-    found: dict[int, int] = {}
-    for place in told:
-        found[place.run] = max(found.get(place.run, 0), place.steps + 1)
-    return found
-
 
 def objection(arrived: Sequence[Place]) -> str:
-    """Return why what the ranks hold does not belong together; empty when it does. A rank that made no step of a run,
-    or made steps of others only, agrees with all."""
-    for run in {place.run for place in arrived if place.pauses or not place.ended}:
-        there = {rank: place for rank, place in enumerate(arrived) if place.run == run and place.steps}
+    """Return why what the ranks hold does not belong together; empty when it does. A rank that made no step of a
+    training, or made steps of others only, agrees with all."""
+    for training in {place.training for place in arrived if not place.ended}:
+        there = {rank: place for rank, place in enumerate(arrived) if place.training == training and place.steps}
         counts = {place.steps for place in there.values()}
         if len(counts) > 1:
+            first = [rank for rank, place in there.items() if place.steps == max(counts)]
+            if all(there[rank].ended for rank in first):
+                return f"{name_ranks(first)} {BEYOND} {min(counts)}"
             said = []
             for count in sorted(counts):
                 ranks = [rank for rank, place in there.items() if place.steps == count]
@@ -234,130 +308,99 @@ def objection(arrived: Sequence[Place]) -> str:
     return ""
 
 
-class _Phase(Enum):
-    TELL = auto()
-    AIM = auto()
-    ARRIVE = auto()
-    COME = auto()
-    HERE = auto()
-    VERDICT = auto()
-
-
 class Round:
-    """One request, as one rank's keeper carries it. `advance` is called again and again, under the lock of the part.
+    """One request, as one rank's keeper carries it. `advance` is called again and again.
 
     Args:
         store: of all ranks; its keys are this request's alone.
         request: the same on all ranks.
         rank, size: who this is, and of how many.
         part: this rank's.
-        now_s: the time.
+        times: how many times AHEAD_S this rank looks ahead, where it announces a step.
     """
 
-    def __init__(self, store: Store, request: Request, rank: int, size: int, part: Part, now_s: float) -> None:
-        self._store, self._rank, self._size, self._part = store, rank, size, part
-        self._request = request
+    def __init__(self, store: Store, request: Request, rank: int, size: int, part: Part, times: int = 1) -> None:
+        self._store, self._request, self._rank, self._size, self._part = store, request, rank, size, part
+        self._times = times
         self._life = uuid.uuid4().hex[:8]
-        self._phase = _Phase.TELL
-        self._since_s = self._there_since_s = now_s
-        self._place_before = part.place
-        self._held_since_s: float | None = None
+        self._has_heard = False
+        self._aims_in = ""
+        self._arrived_s: float | None = None
 
     def advance(self, now_s: float) -> str:
         """Do what can be done now; return the verdict once there is one, and "" before."""
         if self._store.check(["verdict"]):
-            verdict = _text(self._store.get("verdict"))
-            if NO_STEP in verdict and self._phase == _Phase.ARRIVE:
-                self._part.leave_out()
-            return verdict
-        if self._part.place != self._place_before:
-            self._place_before, self._there_since_s = self._part.place, now_s
-        before = None
-        while before != self._phase:
-            before = self._phase
-            self._step(now_s - self._there_since_s)
-            if self._phase != before:
-                self._since_s = now_s
-        self._look_at_clock(now_s)
+            return self._end(text_of(self._store.get("verdict")))
+        if not self._has_heard and not self._hear():
+            return ""
+        if self._part.leaves:
+            self.decide(f"rank {self._rank} {self._part.leaves}")
+        elif self._arrived_s is None:
+            self._come(now_s)
+        else:
+            self._look_at_clock(now_s - self._arrived_s)
         return ""
 
-    def give_up(self, why: str) -> None:
-        """Give the verdict that nothing is saved, unless there is one."""
-        self._decide(why)
+    def decide(self, verdict: str) -> None:
+        """Give the verdict, unless there is one."""
+        self._store.compare_set("verdict", "", verdict)
 
     def is_first(self) -> bool:
-        """Return whether this rank is the first of those that execute a run."""
-        if self._part.place.ended:
-            return False
+        """Return whether this rank is the first of those that train."""
         before = (f"arrived/{rank}" for rank in range(self._rank))
-        return all(not self._store.check([key]) or self._place(key).ended for key in before)
+        return not self._part.place.ended and all(not self._store.check([key]) or self._at(key).ended for key in before)
 
-    def _step(self, paused_s: float) -> None:
-        part = self._part
-        match self._phase:
-            case _Phase.TELL if part.is_left_out and not self._request.is_last:
-                self._decide(f"rank {self._rank} {STILL_NO_STEP}")
-                self._phase = _Phase.VERDICT
-            case _Phase.TELL:
-                place = part.ask(self._request)
-                if self._request.step:
-                    self._phase = _Phase.ARRIVE
-                elif self._say("told", place.encode()):
-                    self._store.set("targets", json.dumps(list(targets(self._all("told")).items())))
-                    self._phase = _Phase.AIM
-                else:
-                    self._phase = _Phase.AIM
-            case _Phase.AIM if self._store.check(["targets"]):
-                part.aim(dict(json.loads(_text(self._store.get("targets")))))
-                self._phase = _Phase.ARRIVE
-            case _Phase.ARRIVE if (arrival := part.arrival(paused_s)) is not None:
-                if self._say("arrived", arrival.encode()):
-                    if why := objection(self._all("arrived")):
-                        self._decide(why)
-                    else:
-                        self._store.set("come", "1")
-                self._phase = _Phase.COME
-            case _Phase.COME if self._store.check(["come"]):
-                if not part.come():
-                    self._decide(f"rank {self._rank} has begun another run meanwhile")
-                self._phase = _Phase.HERE
-            case _Phase.HERE if part.holding and part.must_hold():
-                if self._say("here", "1"):
-                    self._decide(SAVE)
-                self._phase = _Phase.VERDICT
-
-    def _look_at_clock(self, now_s: float) -> None:
-        """Whoever waits too long ends it for all."""
-        if self._phase in (_Phase.AIM, _Phase.HERE, _Phase.VERDICT) and now_s - self._since_s > ANSWER_S:
-            self._decide(f"{self._missing('told' if self._phase == _Phase.AIM else 'here')} did not answer")
-        if not (self._part.holding and self._part.must_hold()):
-            self._held_since_s = None
-        elif self._held_since_s is None:
-            self._held_since_s = now_s
-        elif now_s - self._held_since_s > HOLD_S:
-            self._decide(f"{self._missing('arrived')} {NO_STEP} {HOLD_S:g} s")
-
-    def _say(self, what: str, value: str) -> bool:
-        """Tell the others something; return whether all have told it now."""
-        told = f"{self._life} {value}"
-        if _text(self._store.compare_set(f"{what}/{self._rank}", "", told)) != told:
-            self._decide(f"rank {self._rank} was started again meanwhile")
+    def _hear(self) -> bool:
+        """Tell the others that this rank has heard of the request; return whether it takes part."""
+        self._has_heard = True
+        if text_of(self._store.compare_set(f"heard/{self._rank}", "", self._life)) != self._life:
+            self.decide(f"rank {self._rank} was started again meanwhile")
             return False
-        return self._store.add(f"{what}/count", 1) == self._size
+        if self._part.is_left_out and not self._request.is_last:
+            self.decide(f"rank {self._rank} {STILL_NO_STEP}")
+            return False
+        return True
 
-    def _all(self, what: str) -> list[Place]:
-        return [self._place(f"{what}/{rank}") for rank in range(self._size)]
+    def _come(self, now_s: float) -> None:
+        part, place = self._part, self._part.place
+        if part.computes_besides:
+            self.decide(f"{ACTORS_COMPUTE} on rank {self._rank}")
+            return
+        if not place.ended and place.training != self._aims_in:
+            self._aims_in, step = place.training, self._announced(place.training, now_s)
+            if not part.aim(place.training, step):
+                self.decide(f"rank {self._rank} {BEYOND} {step}")
+                return
+        if (arrived := part.arrive(now_s)) is not None:
+            self._arrived_s = now_s
+            self._store.set(f"arrived/{self._rank}", arrived.encode())
+            if self._store.add("arrived", 1) == self._size:
+                self.decide(objection([self._at(f"arrived/{rank}") for rank in range(self._size)]) or SAVE)
 
-    def _place(self, key: str) -> Place:
-        return Place.decode(_text(self._store.get(key)).partition(" ")[2])
+    def _announced(self, training: str, now_s: float) -> int:
+        """Return the step of what this rank trains; announce it where nobody has."""
+        if training == self._request.training:
+            return self._request.step
+        _, step = self._part.ahead(self._times, now_s)
+        return int(text_of(self._store.compare_set(f"step/{training}", "", str(step))))
+
+    def _look_at_clock(self, waited_s: float) -> None:
+        """Who waits too long ends it for all."""
+        if waited_s > ANSWER_S and (silent := self._missing("heard")):
+            self.decide(f"{silent} did not answer")
+        elif waited_s > HOLD_S and not self._part.is_idle:
+            self.decide(f"{self._missing('arrived')} {NO_STEP} {HOLD_S:g} s")
+
+    def _end(self, verdict: str) -> str:
+        if NO_STEP in verdict and self._arrived_s is None:
+            self._part.leave_out()
+        if verdict == SAVE and self._arrived_s is None:  # it was another process that has
+            return f"rank {self._rank} was started again meanwhile"
+        return verdict
+
+    def _at(self, key: str) -> Place:
+        return Place.decode(text_of(self._store.get(key)))
 
     def _missing(self, what: str) -> str:
         missing = [rank for rank in range(self._size) if not self._store.check([f"{what}/{rank}"])]
-        return name_ranks(missing) if missing else "a rank"
-
-    def _decide(self, verdict: str) -> None:
-        self._store.compare_set("verdict", "", verdict)
-
-
-def _text(value: bytes | str) -> str:
-    return value if isinstance(value, str) else value.decode()
+        return name_ranks(missing) if missing else ""

@@ -2,33 +2,166 @@
 
 An endpoint runs on its actor's thread, which no signal reaches. An interrupt of a run of calls cancels what is async;
 in other threads it raises KeyboardInterrupt, as SIGINT does on the main thread: again and again until it is delivered,
-and only in user code (`waits.takes_interrupts`). It may come late, when the endpoint has just returned: then it is
-taken back.
+and only in user code (`takes_interrupts`). It may come late, when the endpoint has just returned: then it is taken
+back.
+
+An exception for another thread waits until that thread comes back to Python: one that sleeps in C is not woken. So
+`time.sleep`, the wait of a Condition (and with it those for events, queues, semaphores, barriers and futures),
+`Thread.join` and `Popen.wait` are others on these threads (`install`). What is not: a lock that is acquired itself, and
+I/O.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import subprocess
 import sys
 import threading
+import time
+from _thread import LockType, allocate_lock
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextvars import Token
+from collections.abc import Callable, Iterable, Iterator
+from contextvars import ContextVar, Token
 from functools import partial
 from types import FrameType, TracebackType
-from typing import Protocol
+from typing import Any
 
 from monarch_nb.actor.engine.outside import Execution
 from monarch_nb.config import cadence
 from monarch_nb.errors import ProcessGroupAborted
-from monarch_nb.worker.control import waits
-from monarch_nb.worker.control.activities import PRESS_INTERVAL_S, Activities, Activity
-from monarch_nb.worker.control.interrupts import raise_in_thread
+from monarch_nb.ground import interrupting
+from monarch_nb.worker.autosaves.keeper import Keeper
+from monarch_nb.worker.control.interrupts import PRESS_INTERVAL_S, Activities, Activity, raise_in_thread
 from monarch_nb.worker.debug.debugger import Debugger
 from monarch_nb.worker.groups import forming
 from monarch_nb.worker.shell import failures, streams
 from monarch_nb.worker.shell.failures import RunInterrupted
-from monarch_nb.worker.user_code import UserCode, awaited_frames, outwards
+from monarch_nb.worker.user_code import PACKAGE, UserCode, awaited_frames, is_standard, outwards
+
+_SLICE_S = cadence(0.1)
+_LONG_S = 1e9
+_plain_sleep, _plain_join, _plain_wait = time.sleep, threading.Thread.join, subprocess.Popen.wait
+
+
+class Waiter:
+    """Who waits on an actor's thread. `wake` ends its wait, and it raises there what it then finds in `check`."""
+
+    _sleeps_on: LockType | None = None
+
+    def check(self) -> None:
+        """Raise what is to be raised now, if anything is. On its thread."""
+        raise NotImplementedError
+
+    def is_here(self) -> bool:
+        """Return whether the calling thread is its own, and executes it."""
+        raise NotImplementedError
+
+    def wake(self) -> bool:
+        """End its wait; return whether it waits. From any thread."""
+        lock = self._sleeps_on
+        if lock is not None:
+            with contextlib.suppress(RuntimeError):  # it was woken before
+                lock.release()
+        return lock is not None
+
+    def wait(self, lock: LockType, timeout_s: float) -> bool:
+        """Acquire a lock as `lock.acquire` does that nobody else waits for, unless it is woken."""
+        self._sleeps_on = lock
+        try:
+            self.check()  # who wakes from here on releases the lock
+            acquired = lock.acquire(True, timeout_s)
+        finally:
+            self._sleeps_on = None
+        self.check()
+        return acquired
+
+
+current: ContextVar[Waiter | None] = ContextVar("monarch_nb_waiter", default=None)
+"""Whose code the context executes."""
+
+
+def takes_interrupts(frames: Iterable[FrameType]) -> bool:
+    """Return whether an exception may be raised in a thread: in user code and in the libraries that it calls, not in
+    the middle of what this package does, but where that waits.
+
+    Args:
+        frames: the thread's, innermost first.
+    """
+    for frame in frames:
+        code = frame.f_code
+        if interrupting.is_wait(code):
+            return True
+        if not is_standard(code.co_filename):
+            return not code.co_filename.startswith(PACKAGE) or code.co_filename == streams.__file__
+    return False
+
+
+def install() -> None:
+    """Replace them in this process."""
+    patched: Any = threading
+    time.sleep = _sleep
+    patched._allocate_lock = _lock_for_condition
+    patched.Thread.join = _join
+    popen: Any = subprocess.Popen
+    popen.wait = _wait
+
+
+def _waiter() -> Waiter | None:
+    """Return whose wait may be ended that is about to begin in the caller's caller."""
+    waiter = current.get()
+    if waiter is None or not waiter.is_here() or not takes_interrupts(outwards(sys._getframe(2))):
+        return None
+    return waiter
+
+
+def _sleep(seconds: Any, /) -> None:
+    waiter = _waiter()
+    if waiter is not None and isinstance(seconds, (int, float)) and seconds > 0:
+        lock = allocate_lock()
+        lock.acquire()
+        waiter.wait(lock, min(seconds, threading.TIMEOUT_MAX))
+    else:
+        _plain_sleep(seconds)  # which tells what is wrong with it
+
+
+class _ConditionLock:
+    """What `Condition.wait` makes, acquires, and acquires again until `notify` releases it."""
+
+    def __init__(self, waiter: Waiter) -> None:
+        self._waiter, self._lock = waiter, allocate_lock()
+        self.release = self._lock.release
+
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+        if self._lock.acquire(blocking=False):
+            return True
+        return blocking and self._waiter.wait(self._lock, timeout)
+
+
+def _lock_for_condition() -> Any:
+    waiter = _waiter()
+    return allocate_lock() if waiter is None else _ConditionLock(waiter)
+
+
+def _join(self: threading.Thread, timeout: float | None = None) -> None:
+    """An exception in the middle of Python's own, before 3.13, takes the thread for ended: here none comes there."""
+    waiter = _waiter()
+    if waiter is None:
+        return _plain_join(self, timeout)
+    deadline = time.monotonic() + (_LONG_S if timeout is None else timeout)
+    while True:
+        left_s = max(0.0, deadline - time.monotonic())
+        _plain_join(self, min(left_s, _SLICE_S))
+        waiter.check()
+        if left_s <= _SLICE_S or not self.is_alive():
+            return None
+
+
+@interrupting.waits
+def _wait(self: subprocess.Popen[Any], timeout: float | None = None) -> int:
+    """With a timeout it looks again and again, and sleeps in between."""
+    return _plain_wait(self, _LONG_S if timeout is None and _waiter() is not None else timeout)
+
 
 _UNSEEN_AFTER_S = cadence(1.0)
 """C code that no interrupt reaches on an actor's thread may be any I/O; if it lasts, it is taken for a collective."""
@@ -37,7 +170,7 @@ _poking = threading.Lock()
 """Held while something is raised in a thread, and while one takes care that nothing more is."""
 
 
-class EndpointActivity(Activity, waits.Waiter):
+class EndpointActivity(Activity, Waiter):
     """An endpoint that an actor executes.
 
     Args:
@@ -54,6 +187,7 @@ class EndpointActivity(Activity, waits.Waiter):
             task=execution.task,
         )
         self.execution = execution
+        self.leave: Callable[[], None] = lambda: None
         self._entry: FrameType | None = entry
         self._was_hit = False
 
@@ -89,7 +223,7 @@ class EndpointActivity(Activity, waits.Waiter):
             if self.wake():
                 return
             frames = self._frames_on_thread()
-            if frames and waits.takes_interrupts(frames):
+            if frames and takes_interrupts(frames):
                 self._was_hit = True
                 raise_in_thread(self.thread, self._delivery())
 
@@ -117,14 +251,6 @@ class EndpointActivity(Activity, waits.Waiter):
         return None if entry is None else _up_to(outwards(sys._current_frames().get(self.thread)), entry)
 
 
-class Steps(Protocol):
-    """Counts the steps of a training: it is told which threads execute endpoints."""
-
-    def begin_endpoint(self, number: int, actor: str, is_interrupted: Callable[[], bool]) -> None: ...
-
-    def end_endpoint(self) -> None: ...
-
-
 class Executions:
     """What actors of this rank execute now.
 
@@ -134,7 +260,7 @@ class Executions:
         mesh_id: this rank's.
         outputs: where endpoints print.
         debugger: of this rank.
-        steps: counts those of endpoints that train.
+        keeper: counts the steps of endpoints that train.
     """
 
     def __init__(
@@ -144,9 +270,9 @@ class Executions:
         mesh_id: str,
         outputs: streams.CallOutputs,
         debugger: Debugger,
-        steps: Steps,
+        keeper: Keeper,
     ) -> None:
-        self._activities, self._user_code, self._steps = activities, user_code, steps
+        self._activities, self._user_code, self._keeper = activities, user_code, keeper
         self._mesh_id, self._outputs, self._debugger = mesh_id, outputs, debugger
         self._interrupted: deque[str] = deque(maxlen=_REMEMBERED_RUNS)
         self._installing = threading.Lock()
@@ -164,7 +290,7 @@ class Executions:
         if not self._is_installed:
             with self._installing:
                 if not self._is_installed:
-                    waits.install()
+                    install()
                     self._is_installed = True
         return _Executing(self, execution)
 
@@ -224,7 +350,8 @@ class Executions:
         token = streams.enter_output(output)
         activity = EndpointActivity(execution, run_id, entry)
         # First: a save, for which this may wait, needs that nothing computes.
-        self._steps.begin_endpoint(number, execution.actor, partial(self.is_interrupted, execution))
+        is_interrupted = partial(self.is_interrupted, execution)
+        activity.leave = self._keeper.begin_endpoint(number, execution.uid, execution.actor, is_interrupted)
         self._activities.begin(activity)
         return activity, token
 
@@ -243,7 +370,7 @@ class Executions:
 
     def end(self, activity: EndpointActivity, token: Token[streams.RunOutput]) -> None:
         """It has ended. On its thread."""
-        self._steps.end_endpoint()
+        activity.leave()
         self._debugger.code_ended()
         streams.leave_output(token)
         self._activities.end(activity)
@@ -261,7 +388,7 @@ class _Executing:
     def __enter__(self) -> None:
         execution = self._execution
         self._activity, self._output = self._executions.begin(execution, sys._getframe(1))
-        self._waiter = waits.current.set(self._activity)
+        self._waiter = current.set(self._activity)
         if self._executions.is_interrupted(execution):
             execution.interrupted = True
             self._activity.request()
@@ -291,7 +418,7 @@ class _Executing:
             return
 
     def _end(self) -> None:
-        waits.current.reset(self._waiter)
+        current.reset(self._waiter)
         self._executions.end(self._activity, self._output)
 
 

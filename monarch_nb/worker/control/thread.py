@@ -21,24 +21,30 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from monarch_nb.actor.engine.outside import ActorState
-from monarch_nb.config import patience
+from monarch_nb.config import STACKS_THREAD, patience
 from monarch_nb.ground.frames import FrameError, FrameSplitter, encode_frame
+from monarch_nb.ground.printing import encodable
 from monarch_nb.proto.run_pb2 import ActorStatus, Call, DebugAnswer, SavesStatus, Where
 from monarch_nb.proto.worker_pb2 import ControlReply, ControlRequest, FromRank, Hello, ToRank
 from monarch_nb.worker.autosaves.keeper import Keeper
-from monarch_nb.worker.control import completion, inspection, stacks
-from monarch_nb.worker.control.activities import PRESS_INTERVAL_S, Activities, Activity
+from monarch_nb.worker.become_rank import name_process
+from monarch_nb.worker.control import completion
 from monarch_nb.worker.control.executions import Executions
-from monarch_nb.worker.control.interrupts import ActiveRun, Interrupter
-from monarch_nb.worker.control.looker import Looker, Seen
+from monarch_nb.worker.control.interrupts import (
+    BETWEEN_RUNS,
+    PRESS_INTERVAL_S,
+    ActiveRun,
+    Activities,
+    Activity,
+    Interrupter,
+)
+from monarch_nb.worker.control.sampler import Looker, Seen
 from monarch_nb.worker.debug.debugger import Debugger
-from monarch_nb.worker.groups import breaking
-from monarch_nb.worker.groups.calls import Calls
-from monarch_nb.worker.mail.post import Post
+from monarch_nb.worker.groups import breaking, calls
+from monarch_nb.worker.mail import Post
 from monarch_nb.worker.runs.results import send_all
 from monarch_nb.worker.shell import streams
-from monarch_nb.worker.text import encodable
-from monarch_nb.worker.user_code import UserCode, awaited_frames, outwards
+from monarch_nb.worker.user_code import UserCode, awaited_frames, describe_threads, other_threads, outwards
 
 _SEND_TIMEOUT_S = patience(2.0)
 _RECEIVE_BYTES = 1 << 16
@@ -104,7 +110,7 @@ class ControlThread(threading.Thread):
         self._namespace, self._debugger = namespace, debugger
         self._replies: deque[tuple[_Peer, ControlReply]] = deque()
         self._post, self._keeper = post, keeper
-        self._calls = Calls()
+        self._calls = calls.Calls()
         self._on_work, self._on_abort, self._on_exit = on_work, on_abort, on_exit
         self._looker = Looker(self._seen, user_code, lambda: keeper.steps_taken)
         self._selector = selectors.PollSelector()
@@ -149,6 +155,7 @@ class ControlThread(threading.Thread):
             os.close(self._wake_write)
 
     def run(self) -> None:
+        name_process(STACKS_THREAD)
         self._listener.setblocking(False)
         self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
         self._selector.register(self._wake_read, selectors.EVENT_READ, self._woken)
@@ -290,14 +297,16 @@ class ControlThread(threading.Thread):
     def _fill(self, reply: ControlReply, request: ControlRequest) -> None:
         match request.WhichOneof("message"):
             case "interrupt":
-                run_id, by = request.interrupt.run_id, request.interrupt.by
-                reply.ok = any([self._interrupter.request(run_id, by), self._executions.request(run_id)])
+                run_id, by, whence = request.interrupt.run_id, request.interrupt.by, request.interrupt.whence
+                reply.ok = any([self._interrupter.request(run_id, by, whence), self._executions.request(run_id)])
                 self._withdraw(run_id)  # then: what waits for these messages ends with them, and was interrupted
                 self._press_soon()
             case "interrupt_actors":
                 reply.actors.extend(self._describe(actor) for actor in self._actors())
+                self._fill_between(reply)
                 self._withdraw("")
                 self._executions.request("")
+                self._interrupter.end_between()
                 self._press_soon()
             case "where":
                 reply.where.CopyFrom(self._where(request.where.run_id))
@@ -305,12 +314,13 @@ class ControlThread(threading.Thread):
                 reply.stack = self._stack()
             case "actors":
                 reply.actors.extend(self._describe(actor) for actor in self._actors())
+                self._fill_between(reply)
             case "complete":
                 matches, start = completion.complete(request.complete.code, request.complete.cursor, self._namespace)
                 reply.completions.extend(map(encodable, matches))
                 reply.completion_start = start
             case "inspect":
-                reply.inspection = encodable(inspection.describe(request.inspect, self._namespace, self._user_code))
+                reply.inspection = encodable(completion.describe(request.inspect, self._namespace, self._user_code))
             case "stops":
                 reply.stops.extend(self._debugger.stops())
             case "saves":
@@ -326,6 +336,11 @@ class ControlThread(threading.Thread):
                 pass
             case _:
                 reply.ok = False
+
+    def _fill_between(self, reply: ControlReply) -> None:
+        active = self._interrupter.active
+        if active is not None and not active.run_id:
+            reply.where.CopyFrom(self._place_of_main(active))
 
     def _press_soon(self) -> None:
         self._press_at = time.monotonic() + PRESS_INTERVAL_S
@@ -344,9 +359,23 @@ class ControlThread(threading.Thread):
             called.sort(key=lambda each: each.started_s)
             places = [self._place(each, each.frames(), run_id) for each in called]
             return next((place for place in places if place.state == Where.STATE_COLLECTIVE), places[0])
-        if active is None or run_id not in ("", active.run_id):
-            return Where(state=Where.STATE_IDLE, calls=self._calls.look((), "")[1])
-        return self._place(active, self._frames(active), active.run_id)
+        if active is None or (active.run_id and run_id not in ("", active.run_id)):
+            (call, counts), (size, number) = self._calls.last(), calls.world(())
+            return Where(
+                state=Where.STATE_IDLE,
+                call=Call(**vars(call)) if call else None,
+                calls=counts,
+                world_size=size,
+                world_rank=number,
+                busy_besides=self._is_busy_besides() or self._interrupter.has_tasks(),
+            )
+        return self._place_of_main(active)
+
+    def _place_of_main(self, active: ActiveRun) -> Where:
+        place = self._place(active, self._frames(active), active.run_id)
+        if not active.run_id:
+            place.line = BETWEEN_RUNS
+        return place
 
     def _seen(self) -> Seen | None:
         """Return what executes user code now: the main thread, or the actor's that has done so for the longest time."""
@@ -361,6 +390,7 @@ class ControlThread(threading.Thread):
     def _place(self, activity: Activity, frames: list[FrameType], run_id: str) -> Where:
         collective = (breaking.collective(frames[0]) if frames else None) or ""
         call, counts = self._calls.look(frames, collective)
+        size, number = calls.world(frames)
         if call is not None:
             collective = collective or call.collective
         return Where(
@@ -372,6 +402,18 @@ class ControlThread(threading.Thread):
             call=Call(**vars(call)) if call else None,
             calls=counts,
             handles_s=None if activity.delivered_at is None else int(time.monotonic() - activity.delivered_at),
+            world_size=size,
+            world_rank=number,
+            busy_besides=bool(collective) and self._is_busy_besides(),
+        )
+
+    def _is_busy_besides(self) -> bool:
+        """Return whether something may call collectives besides the main thread: an endpoint, a save, whoever debugs
+        this rank, or a thread that is in torch.distributed."""
+        return (
+            any(self._executions)
+            or bool(self._debugger.stops())
+            or any(_calls_collectives(*thread) for thread in other_threads({self.ident or 0}))
         )
 
     def _describe(self, actor: ActorState) -> ActorStatus:
@@ -403,8 +445,8 @@ class ControlThread(threading.Thread):
         executions = list(self._executions)
         actors = [(f"actor {each.title}", each.frames()) for each in executions]
         ours = {self.ident or 0, *(each.thread for each in executions)}
-        others = [(f"thread {name}", list(outwards(frame))) for name, frame in stacks.other_threads(ours)]
-        return encodable(stacks.describe_threads(self._user_code, main, actors + others))
+        others = [(f"thread {name}", list(outwards(frame))) for name, frame in other_threads(ours)]
+        return encodable(describe_threads(self._user_code, main, actors + others))
 
     def _frames(self, active: ActiveRun) -> list[FrameType]:
         """Return the main thread's frames of user code and below, innermost first."""
@@ -414,3 +456,9 @@ class ControlThread(threading.Thread):
             if frame.f_code in self._entries:
                 return frames[:position]
         return awaited_frames(active.task.get_coro()) if active.task is not None else []
+
+
+def _calls_collectives(name: str, frame: FrameType) -> bool:
+    """Return whether a thread saves, or is in torch.distributed."""
+    in_torch = any("/torch/distributed/" in each.f_code.co_filename for each in outwards(frame))
+    return in_torch or name.startswith("monarch_nb-save") or breaking.collective(frame) is not None

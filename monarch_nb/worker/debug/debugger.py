@@ -22,8 +22,7 @@ from monarch_nb.proto.run_pb2 import (
     Display,
     Stop,
 )
-from monarch_nb.worker.debug.conversation import Answer, Conversation
-from monarch_nb.worker.debug.remote_pdb import RankPdb
+from monarch_nb.worker.debug.rank_pdb import Answer, Conversation, RankPdb
 from monarch_nb.worker.shell import streams
 from monarch_nb.worker.user_code import UserCode, is_ours, outwards
 
@@ -52,6 +51,7 @@ class Debugger:
         self._debuggers: dict[int, RankPdb] = {}  # by thread
         self._post_mortem: Conversation | None = None
         self._endpoint_error: tuple[Execution, TracebackType] | None = None
+        self._has_run_failed = False
 
     def install(self) -> None:
         """Take Python's hook, and pdb's functions that need no object."""
@@ -127,7 +127,7 @@ class Debugger:
         __tracebackhide__ = True
         output = streams.current_output()
         if streams.is_captured():  # in what a stopped thread executes for its debugger
-            sys.stdout.write(f"breakpoint() at {place} passed: the debugger executes it\n")
+            sys.stdout.write(f"breakpoint() at {place} was passed: the debugger executes it\n")
             return False
         policy = _policy(output)
         if policy == ON_BREAKPOINT_ERROR:
@@ -137,7 +137,7 @@ class Debugger:
             if place not in output.passed:
                 output.passed.add(place)
                 why = "a process that a rank forked has no debugger" if is_child else "nobody can answer here"
-                sys.stderr.write(f"breakpoint() at {place} passed: {why}\n")
+                sys.stderr.write(f"breakpoint() at {place} was passed: {why}\n")
             return False
         return True
 
@@ -171,6 +171,10 @@ class Debugger:
         if known is not None:
             known.end()
 
+    def run_failed(self) -> None:
+        """The last run has failed: its error, `sys.last_traceback`, can be looked at until another run begins."""
+        self._has_run_failed = True
+
     def keep_error(self, execution: Execution, trace: TracebackType) -> None:
         """An endpoint has failed: its error can be looked at."""
         self._endpoint_error = execution, trace
@@ -180,6 +184,8 @@ class Debugger:
         alive."""
         if self._endpoint_error is not None and uid in ("", self._endpoint_error[0].uid):
             self._endpoint_error = None
+        if not uid:
+            self._has_run_failed = False
 
     def _is_shown(self, frame: FrameType) -> bool:
         """Return whether a frame is the user's, or of what the user's code calls."""
@@ -249,7 +255,7 @@ class Debugger:
         failed = self._endpoint_error
         if failed is not None:
             return failed[0].actor, failed[1]
-        return CELL, getattr(sys, "last_traceback", None)
+        return CELL, getattr(sys, "last_traceback", None) if self._has_run_failed else None
 
     def _look_at(self, actor: str, trace: TracebackType, started: threading.Event) -> None:
         """A thread of its own: cells can run meanwhile."""

@@ -21,7 +21,7 @@ from typing import Any
 
 from monarch_nb.config import cadence, patience
 from monarch_nb.errors import GROUP_ABORTED, ProcessGroupAborted
-from monarch_nb.worker.groups import c10d, collectives
+from monarch_nb.worker.groups import c10d, calls
 from monarch_nb.worker.groups.connections import GroupConnections
 from monarch_nb.worker.groups.rendezvous import Rendezvous
 
@@ -30,6 +30,7 @@ _CLOSE_WAIT_S = cadence(0.5)
 _FREE_WAIT_S = patience(2.0)
 _LEAVE_WAIT_S = patience(1.0)
 _SWEEP_S = cadence(0.05)
+_NO_GROUP = "process group has not been initialized"
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class _Break:
 
     def error(self, cause: BaseException | None = None) -> ProcessGroupAborted:
         """Return what user code should have seen in place of `cause`."""
-        where = collectives.collective_of(cause) if cause is not None else None
+        where = calls.collective_of(cause) if cause is not None else None
         where = where or self.collective or ""
         text = f"interrupted in {where}" if where else "interrupted"
         if self.reason not in ("", "interrupted"):
@@ -103,7 +104,7 @@ def collective(frame: FrameType) -> str | None:
     Args:
         frame: the thread's innermost Python frame.
     """
-    name = collectives.collective(frame)
+    name = calls.collective(frame)
     return None if name in ("backward", "wait") and not in_use() else name
 
 
@@ -204,26 +205,31 @@ def readable(error: BaseException) -> ProcessGroupAborted | None:
         return state.broken.error(error)
     if isinstance(error, ValueError):
         return _explain_missing_group(str(error))
-    if not collectives.is_group_error(error):
+    if not calls.is_group_error(error):
         return None
     if state.broken is not None:
         return state.broken.error(error)
-    if not collectives.is_lost_connection(error):
+    if not calls.is_lost_connection(error):
         return None
     if state.forgotten is not None:
         return state.forgotten.error(error)
-    is_new = collectives.collective_of(error) in ("init_process_group", "new_group")
+    is_new = calls.collective_of(error) in ("init_process_group", "new_group")
     if is_new or state.connections.lost_peers(_CLOSE_WAIT_S):
         return _Break("a peer was interrupted or died").error(error)
-    if state.dropped and collectives.in_wrapped_model(error):
+    if state.dropped and calls.in_wrapped_model(error):
         return ProcessGroupAborted(
             "this model's process group was aborted: wrap the model in DistributedDataParallel again"
         )
     return None
 
 
+def lacks_group(error: BaseException) -> bool:
+    """Return whether torch raised `error` because no default group was made."""
+    return isinstance(error, ValueError) and _NO_GROUP in str(error)
+
+
 def _explain_missing_group(text: str) -> ProcessGroupAborted | None:
-    if "process group has not been initialized" in text and state.forgotten is not None:
+    if _NO_GROUP in text and state.forgotten is not None:
         return state.forgotten.error()
     if "not initialized in the world group map" in text and state.dropped:
         return ProcessGroupAborted("this process group was aborted: make it again with `dist.new_group()`")

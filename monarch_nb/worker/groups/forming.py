@@ -11,15 +11,18 @@ import inspect
 import os
 import resource
 import sys
-from collections.abc import Callable, Iterable, Iterator
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
 from types import FrameType
 from typing import Any
 from urllib.parse import urlparse
 
-from monarch_nb.ground.rank_sets import format_ranks
-from monarch_nb.worker.groups import breaking, c10d, connections, freeing, mesh_store, records, rendezvous, sockets
+from monarch_nb.errors import MeshMismatch
+from monarch_nb.ground.code_names import code_label
+from monarch_nb.ground.rank_sets import format_ranks, name_ranks
+from monarch_nb.worker.groups import breaking, c10d, connections, rendezvous
 from monarch_nb.worker.groups.breaking import (
     drop_groups,
     forget_groups,
@@ -29,15 +32,15 @@ from monarch_nb.worker.groups.breaking import (
     raise_if_broken,
     state,
 )
-from monarch_nb.worker.groups.mesh_store import Address, MeshStore
+from monarch_nb.worker.groups.connections import Endpoint, resolve
 from monarch_nb.worker.groups.rendezvous import Rendezvous
-from monarch_nb.worker.groups.sockets import Endpoint, resolve
-from monarch_nb.worker.groups.store_connection import connect
-from monarch_nb.worker.user_code import is_standard
+from monarch_nb.worker.groups.store import Address, MeshStore, connect
+from monarch_nb.worker.user_code import is_library, is_standard
 
 _LOOPBACK = "127.0.0.1"
 _DESCRIPTORS = 1 << 16
-_OURS = (breaking, c10d, sockets, connections, mesh_store, rendezvous)
+_SHOWN_RANKS = 8
+_OURS = (breaking, c10d, connections, rendezvous)
 _BOOKKEEPING = {__file__, *(module.__file__ for module in _OURS)}
 
 
@@ -63,9 +66,15 @@ def install(note: Path | None = None, report: Callable[[Address], None] = lambda
     c10d.when_imported(functools.partial(_patch, state.rendezvous))
 
 
-def begin_run(number: int) -> None:
-    """What makes a group from now on belongs to this run, or to a newer one that has begun on another thread."""
+def begin_run(number: int, part: Sequence[int] = ()) -> None:
+    """What makes a group from now on belongs to this run, or to a newer one that has begun on another thread.
+
+    Args:
+        part: the ranks that it runs on, where these are not all of its world.
+    """
     state.run = max(state.run, number)
+    if state.rendezvous is not None:
+        state.rendezvous.part = part
 
 
 def newest_run() -> int:
@@ -103,11 +112,6 @@ def end_groups() -> int:
     return size
 
 
-def free_unused() -> None:
-    """Free the groups that nobody refers to any more. On the main thread, between runs."""
-    freeing.free_unused()
-
-
 def keeps_books(frames: Iterable[FrameType]) -> bool:
     """Return whether a thread is in our own code that notes what groups there are: an exception would spoil it.
 
@@ -127,7 +131,7 @@ def keeps_books(frames: Iterable[FrameType]) -> bool:
 
 
 def _patch(rendezvous: Rendezvous, module: Any) -> None:
-    freeing.install()
+    c10d.hold_groups()
     c10d.replace(module.init_process_group, _wrap_init(rendezvous, module))
     c10d.replace(module.destroy_process_group, _wrap_destroy(module))
     module._new_process_group_helper = _wrap_helper(module._new_process_group_helper)
@@ -185,14 +189,15 @@ def _wrap_init(rendezvous: Rendezvous, module: Any) -> Callable[..., None]:
         wanted = signature.bind(*args, **kwargs).arguments
         if c10d.default_group() is not None:
             if state.broken is None and not is_left():
-                if not _is_same_group(module, wanted):
+                if not _is_same_group(module, wanted, rendezvous.part_here()):
                     raise ValueError(_another(module, wanted))
                 _say_kept(module)
                 return
             forget_groups()
+        _check_part(rendezvous.part_here(), wanted)
         state.made_in = state.run  # first: a break of older groups that comes between these two must not last
         state.broken = None
-        records.begin()
+        c10d.begin_records()
         state.hush.end()
         state.connections.endpoints |= _endpoints(wanted)
         rendezvous.forget()
@@ -218,10 +223,36 @@ def _wrap_init(rendezvous: Rendezvous, module: Any) -> Callable[..., None]:
     return init_process_group
 
 
-def _is_same_group(module: Any, wanted: dict[str, Any]) -> bool:
+def _check_part(part: Sequence[int], wanted: dict[str, Any]) -> None:
+    """Refuse a group of the whole world where a cell runs on a part of it: it would wait for the others in vain.
+
+    Raises:
+        MeshMismatch: says what to do instead.
+    """
+    size = _size_of_world(wanted)
+    if not part or size <= len(part):
+        return
+    shown = list(part) if len(part) <= _SHOWN_RANKS else "RANKS"
+    raise MeshMismatch(
+        f"init_process_group() makes a group of all {size} ranks, but this cell runs only on {name_ranks(part)} and "
+        "would wait for the others: run the cell without -t; or make a group of these ranks alone: "
+        f"dist.init_process_group(rank={shown}.index(rank), world_size={len(part)})"
+    )
+
+
+def _size_of_world(wanted: dict[str, Any]) -> int:
+    """Return how many ranks the world has that an init asks for by the environment; 0 where it says itself."""
+    says_itself = wanted.get("store") is not None or (wanted.get("init_method") or "env://") != "env://"
+    if says_itself or wanted.get("world_size", -1) != -1:
+        return 0
+    return int(os.environ.get("WORLD_SIZE") or 0)
+
+
+def _is_same_group(module: Any, wanted: dict[str, Any], part: Sequence[int]) -> bool:
     """Return whether an init asks for what there is, as that of a cell that is run again, or of a script after one that
     had torch choose the backends."""
-    if wanted.get("world_size", -1) not in (-1, module.get_world_size()):
+    of_world = 0 if part else _size_of_world(wanted)  # a cell on some ranks uses the group that these have
+    if (of_world or wanted.get("world_size", -1)) not in (-1, module.get_world_size()):
         return False
     there = _by_device(module.get_backend_config())
     asked = _by_device((wanted.get("backend") or "").lower())
@@ -235,7 +266,8 @@ def _by_device(backends: str) -> dict[str, str]:
 
 def _another(module: Any, wanted: dict[str, Any]) -> str:
     there = f"a process group of {module.get_world_size()} ranks with {module.get_backend_config()} is there already"
-    asked = wanted.get("backend") or f"{wanted.get('world_size')} ranks"
+    size = _size_of_world(wanted) or wanted.get("world_size", -1)
+    asked = wanted.get("backend") if size in (-1, module.get_world_size()) else f"{size} ranks"
     return f"{there}: call dist.destroy_process_group() before you make one with {asked}"
 
 
@@ -258,9 +290,10 @@ def _endpoints(wanted: dict[str, Any]) -> set[Endpoint]:
 def _wrap_destroy(module: Any) -> Callable[..., None]:
     destroy: Callable[..., None] = module.destroy_process_group
 
-    def end(group: Any) -> None:
+    def end(group: Any, caller: str) -> None:
         if state.broken is not None:
             forget_groups()
+        is_taken = group in (None, c10d.default_group()) and _is_earlier() and _is_of_script(caller)
         if group is None:
             is_gone = c10d.default_group() is None and state.forgotten is not None
         else:
@@ -275,10 +308,29 @@ def _wrap_destroy(module: Any) -> Callable[..., None]:
             raise
         if c10d.default_group() is None:
             state.connections.forget_default()
+        if is_taken:
+            _say_taken(caller)
 
     @functools.wraps(destroy)
     def destroy_process_group(group: Any = None) -> None:
         with state.connections.turn():
-            end(group)
+            end(group, sys._getframe(1).f_code.co_filename)
 
     return destroy_process_group
+
+
+def _is_earlier() -> bool:
+    """Return whether there is a default group, and an earlier run has made it."""
+    return c10d.default_group() is not None and state.made_in < state.run
+
+
+def _is_of_script(file: str) -> bool:
+    """Return whether code from a file is a script's, which takes what it finds for its own: a cell means what it
+    does, and so do the endpoints of an actor, which has its thread."""
+    is_main = threading.current_thread() is threading.main_thread()
+    return is_main and code_label(file) is None and not is_library(file)
+
+
+def _say_taken(file: str) -> None:
+    again = "call dist.init_process_group() again and wrap DDP models again"
+    sys.stderr.write(f"{os.path.basename(file)} has destroyed the process group of earlier cells: {again}\n")

@@ -16,15 +16,17 @@ import contextlib
 import importlib
 import os
 import socket
+import threading
 import uuid
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, Protocol
 from urllib.parse import parse_qsl, urlparse
 
+from monarch_nb.ground.rank_sets import format_ranks
 from monarch_nb.worker.groups.c10d import Hush
-from monarch_nb.worker.groups.mesh_store import Address, MeshStore
-from monarch_nb.worker.groups.sockets import Endpoint, resolve
-from monarch_nb.worker.groups.store_connection import connect
+from monarch_nb.worker.groups.connections import Endpoint, resolve
+from monarch_nb.worker.groups.store import Address, MeshStore, connect
 
 _CONNECT_TIMEOUT = timedelta(seconds=20)
 _ROOT = "monarch_nb"
@@ -34,11 +36,12 @@ _FORMED, _CANCELLED = "formed", "cancelled"
 class Store(Protocol):
     """What is used of torch's stores."""
 
-    def set(self, key: str, value: str, /) -> None: ...
+    def set(self, key: str, value: str | bytes, /) -> None: ...
     def get(self, key: str, /) -> bytes: ...
     def add(self, key: str, amount: int, /) -> int: ...
     def compare_set(self, key: str, expected: str, desired: str, /) -> bytes: ...
     def check(self, keys: list[str], /) -> bool: ...
+    def delete_key(self, key: str, /) -> bool: ...
 
 
 def agree(store: Store, rank: int, world_size: int) -> int:
@@ -63,7 +66,7 @@ def missing_ranks(store: Store, world_size: int) -> list[int]:
 
 
 def _take_part(store: Store, keys: str, rank: int, world_size: int, life: str) -> str:
-    if _text(store.compare_set(f"{keys}here/{rank}", "", life)) != life:
+    if text_of(store.compare_set(f"{keys}here/{rank}", "", life)) != life:
         _decide(store, keys, _CANCELLED)
         return _CANCELLED
     if store.add(f"{keys}arrived", 1) == world_size:
@@ -71,7 +74,7 @@ def _take_part(store: Store, keys: str, rank: int, world_size: int, life: str) -
     store.get(f"{keys}complete")
     if store.add(f"{keys}alive", 1) == world_size:
         _decide(store, keys, _FORMED)
-    return _text(store.get(f"{keys}verdict"))
+    return text_of(store.get(f"{keys}verdict"))
 
 
 def _decide(store: Store, keys: str, verdict: str) -> None:
@@ -80,7 +83,8 @@ def _decide(store: Store, keys: str, verdict: str) -> None:
     store.set(f"{keys}complete", "1")
 
 
-def _text(value: bytes | str) -> str:
+def text_of(value: bytes | str) -> str:
+    """Return what a store has given as text."""
     return value if isinstance(value, str) else value.decode()
 
 
@@ -94,10 +98,12 @@ class Rendezvous:
 
     Attributes:
         world: the ranks of the mesh that make groups, where these are a world of their own; empty for all.
+        part: the ranks that the newest cell runs on, where these are not all of its world.
     """
 
     def __init__(self, mesh_store: MeshStore | None, endpoints: set[Endpoint], hush: Hush) -> None:
         self.world = ""
+        self.part: Sequence[int] = ()
         self._mesh_store, self._endpoints, self._hush = mesh_store, endpoints, hush
         self._store: tuple[Address, Any] | None = None
         self._left: str | None = None
@@ -114,7 +120,9 @@ class Rendezvous:
             raise ValueError(f"no rank {rank} in a world of {world_size}: ranks are 0 to {world_size - 1}")
         address, name, follows = self._choose_store()
         store = self._connect(address, follows, timeout)
-        prefix = f"{_ROOT}/{name}{f'{self.world}/' if self.world else ''}{world_size}"
+        part = self.part_here()
+        world = format_ranks(part) if world_size == len(part) else self.world  # cells on other parts do the same
+        prefix = f"{_ROOT}/{name}{f'{world}/' if world else ''}{world_size}"
         talk = dist.PrefixStore(prefix, store)
         try:
             number = agree(talk, rank, world_size)
@@ -126,6 +134,10 @@ class Rendezvous:
             _forget_older(store, prefix, number)
         self._left = f"{prefix}/{number}/left"
         return dist.PrefixStore(f"{prefix}/{number}/group", store), rank, world_size
+
+    def part_here(self) -> Sequence[int]:
+        """Return `part`, or nothing in an endpoint of an actor: these are in other threads than cells."""
+        return self.part if threading.current_thread() is threading.main_thread() else ()
 
     def forget(self) -> None:
         """The last group was destroyed."""

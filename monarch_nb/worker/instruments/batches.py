@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -13,11 +13,62 @@ from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-from monarch_nb.worker.instruments.finite import not_finite, tensors_in
+from monarch_nb.worker.saving.collecting import process_random_states, set_process_random_states, unwrapped
 from monarch_nb.worker.user_code import outwards
 
 if TYPE_CHECKING:
     import torch
+
+
+def not_finite(tensors: Sequence[torch.Tensor | None]) -> list[int]:
+    """Return the places of the tensors that have a nan or an infinity in them.
+
+    Squares of large finite numbers overflow: then the norm is infinite, and each tensor is looked at by itself. The
+    device is waited for once.
+    """
+    import torch
+
+    places: dict[tuple[torch.device, torch.dtype], list[tuple[int, torch.Tensor]]] = {}
+    for place, tensor in enumerate(tensors):
+        plain = None if tensor is None else _plain(tensor)
+        if plain is not None:
+            places.setdefault((plain.device, plain.dtype), []).append((place, plain))
+    with torch.no_grad():
+        suspected = [group for group in places.values() if not _has_finite_norm([plain for _, plain in group])]
+        return sorted(place for group in suspected for place, plain in group if not bool(plain.isfinite().all()))
+
+
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors of a value, in dictionaries, lists and tuples at any depth."""
+    import torch
+    from torch.utils._pytree import tree_leaves
+
+    return (leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor))
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """Return what this rank has of a tensor that is spread over ranks; a plain one as it is."""
+    own: torch.Tensor = getattr(tensor, "_local_tensor", tensor)
+    return own
+
+
+def _plain(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Return the numbers of a tensor that this process holds; None where none of them can be other than finite."""
+    import torch
+
+    own = tensor if type(tensor) in (torch.Tensor, torch.nn.Parameter) else local(tensor)
+    if own.layout is not torch.strided:
+        own = own.detach()._values() if own.is_sparse else own.detach().values()
+    kind = own.dtype
+    can_be = (kind.is_floating_point or kind.is_complex) and kind.itemsize > 1
+    return own if can_be and own.numel() and not own.is_meta else None
+
+
+def _has_finite_norm(tensors: list[torch.Tensor]) -> bool:
+    import torch
+
+    return bool(torch.stack(torch._foreach_norm(tensors)).sum().isfinite())
+
 
 _COLLECTIVES = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "fsdp")
 """The namespaces of torch's operators that wait for other ranks."""
@@ -33,7 +84,7 @@ class Batch:
         args, kwargs: the call.
         versions: of each tensor among them: it is another after a change in place.
         steps: how many steps optimizers had done.
-        random: the states of the generators, by device.
+        random: the states of the generators.
         autocast: the dtype in which a device computed, where that was on.
     """
 
@@ -41,7 +92,7 @@ class Batch:
     kwargs: dict[str, Any]
     steps: int
     versions: list[int] = field(default_factory=list)
-    random: dict[str, torch.Tensor] = field(default_factory=dict)
+    random: dict[str, Any] = field(default_factory=dict)
     autocast: dict[str, torch.dtype] = field(default_factory=dict)
 
 
@@ -94,7 +145,7 @@ class Batches:
     def names(self) -> dict[int, str]:
         """Return the names of the parameters of the modules whose batches are kept, by id."""
         kept = list(self._kept)
-        return {id(each): name for module in reversed(kept) for name, each in _inner(module).named_parameters()}
+        return {id(each): name for module in reversed(kept) for name, each in unwrapped(module).named_parameters()}
 
     def _before_forward(self, module: Any, args: tuple[Any, ...]) -> None:
         torch = self._torch
@@ -111,7 +162,7 @@ class Batches:
             kwargs,
             self.steps,
             [tensor._version for tensor in tensors_in((args, kwargs)) if not tensor.is_inference()],
-            _random_states(),
+            process_random_states(),
             _autocast(),
         )
         self._replace_hook(module.register_forward_hook(self._after_forward, always_call=True))
@@ -205,7 +256,7 @@ def _first_output(module: Any, kept: Batch) -> str:
     are finite. Parameters, buffers and random states are afterwards as they were."""
     import torch
 
-    module = _inner(module)
+    module = unwrapped(module)
     search = _Search(module)
     modules = torch.nn.modules.module
     with ExitStack() as hooks:
@@ -287,16 +338,16 @@ def _as_it_was(module: Any, kept: Batch) -> Iterator[None]:
     import torch
 
     buffers = [(buffer, buffer.detach().clone()) for buffer in module.buffers()]
-    states = _random_states()
+    states = process_random_states()
     with ExitStack() as stack:
         stack.enter_context(torch.no_grad())
-        stack.callback(_set_random_states, states)
+        stack.callback(set_process_random_states, states)
         stack.callback(_restore, buffers)
         for device in _DEVICES:
             dtype = kept.autocast.get(device)
             stack.enter_context(torch.autocast(device, dtype=dtype, enabled=dtype is not None))
         stack.enter_context(_alone())
-        _set_random_states(kept.random)
+        set_process_random_states(kept.random)
         yield
 
 
@@ -318,40 +369,10 @@ def _alone() -> AbstractContextManager[Any]:
     return Alone()  # type: ignore[no-untyped-call]
 
 
-def _random_states() -> dict[str, torch.Tensor]:
-    import torch
-
-    states = {"cpu": torch.get_rng_state()}
-    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        states["cuda"] = torch.cuda.get_rng_state()
-    return states
-
-
-def _set_random_states(states: dict[str, torch.Tensor]) -> None:
-    import torch
-
-    torch.set_rng_state(states["cpu"])
-    if "cuda" in states:
-        torch.cuda.set_rng_state(states["cuda"])
-
-
 def _autocast() -> dict[str, torch.dtype]:
     import torch
 
     return {each: torch.get_autocast_dtype(each) for each in _DEVICES if torch.is_autocast_enabled(each)}
-
-
-def _inner(module: Any) -> Any:
-    """Return what is in a module that was compiled, or compiled and spread by DistributedDataParallel."""
-    while (inner := getattr(module, "_orig_mod", None)) is not None or _is_ddp(module):
-        module = inner if inner is not None else module.module
-    return module
-
-
-def _is_ddp(module: Any) -> bool:
-    from torch.nn.parallel import DistributedDataParallel
-
-    return isinstance(module, DistributedDataParallel)
 
 
 def _has_peers() -> bool:

@@ -15,6 +15,7 @@ import gzip
 import importlib
 import os
 import socket
+import sys
 import tempfile
 import threading
 import time
@@ -25,10 +26,10 @@ from pathlib import Path
 from typing import Any
 
 from monarch_nb.config import cadence
-from monarch_nb.worker.autosaves.steps import OptimizerNames, StepCounter, Watch
 from monarch_nb.worker.instruments import traces
-from monarch_nb.worker.instruments.shares import Collected
+from monarch_nb.worker.instruments.traces import Collected
 from monarch_nb.worker.runs.instruments import Later, is_chosen, running
+from monarch_nb.worker.steps import OptimizerNames, StepCounter, Watch
 from monarch_nb.worker.user_code import unbroken
 
 STEPS = 5
@@ -56,7 +57,6 @@ class TorchProfile:
         ranks: those that are profiled; by default the first of the run on each node.
         most_s: how long a run that makes no step is recorded.
         most_events: how many events are recorded, about.
-        most_bytes: how long a trace may be.
     """
 
     def __init__(
@@ -65,10 +65,8 @@ class TorchProfile:
         ranks: Sequence[int] | None = None,
         most_s: float = MOST_S,
         most_events: int = MOST_EVENTS,
-        most_bytes: int | None = None,
     ) -> None:
         self._steps, self._most_s, self._most_events = steps, most_s, most_events
-        self._most_bytes = traces.MOST_BYTES if most_bytes is None else most_bytes
         self._is_chosen, self._is_on = is_chosen(ranks), False
         self._problem = self._why = ""
         self._is_out_of_time = False
@@ -252,7 +250,7 @@ class TorchProfile:
         note = self._note(len(steps_ns) - 1 if has_steps else 0, sum(part[2] - part[1] for part in parts) / 1e9)
         self._profile, self._recorded, self._before = None, None, []  # events take much memory
         with tempfile.TemporaryDirectory(prefix="monarch-nb-trace-") as directory:
-            return _written(Path(directory), parts, steps_ns, self._most_bytes, rank) | {"note": note}
+            return _written(Path(directory), parts, steps_ns, rank) | {"note": note}
 
     def _note(self, steps: int, seconds: float) -> str:
         """Return why there is less than was asked for, if so."""
@@ -263,9 +261,7 @@ class TorchProfile:
         return _NO_WARM_UP if self._last_step_ns else ""
 
 
-def _written(
-    directory: Path, parts: list[tuple[Any, int, int]], steps_ns: Sequence[int], most_bytes: int, rank: int
-) -> dict[str, Any]:
+def _written(directory: Path, parts: list[tuple[Any, int, int]], steps_ns: Sequence[int], rank: int) -> dict[str, Any]:
     """Write recordings as the lines of one trace, and return where their time went.
 
     Args:
@@ -276,33 +272,20 @@ def _written(
     collected = Collected()
     name, packed = f"rank {rank} ({socket.gethostname()})", directory / "lines.gz"
     windows: list[tuple[float, float]] = []
-    cut_s, count, base_ns = 0.0, 0, 0
+    count = base_ns = 0
     with gzip.open(packed, "wt", 1, "utf-8") as lines:
         while parts:
             profiler, begun_ns, ended_ns = parts.pop(0)
             path = directory / "trace.json"
             profiler.export_chrome_trace(str(path))
             del profiler
-            last_us = None
-            if path.stat().st_size > most_bytes:
-                with path.open(encoding="utf-8", errors="replace") as file:
-                    last_us = traces.last_begin(file, most_bytes)
             with path.open(encoding="utf-8", errors="replace") as file:
                 written = traces.write_lines(
-                    *(file, lines.write),
-                    rank=rank,
-                    name=name,
-                    own_pid=os.getpid(),
-                    last_us=last_us,
-                    see=collected.add,
+                    file, lines.write, rank=rank, name=name, own_pid=os.getpid(), see=collected.add
                 )
             path.unlink()
             base_ns, count = written.base_ns, count + written.events
-            begin_us, end_us = (begun_ns - base_ns) / 1000, (ended_ns - base_ns) / 1000
-            if last_us is not None:
-                cut_s += max(0.0, end_us - last_us) / 1e6
-                end_us = min(end_us, last_us)
-            windows.append((begin_us, end_us))
+            windows.append(((begun_ns - base_ns) / 1000, (ended_ns - base_ns) / 1000))
         for event in traces.step_events([each - base_ns for each in steps_ns], _WARM_UP + 1, rank) if steps_ns else ():
             lines.write(traces.line(event))
     usage = collected.usage(windows)
@@ -314,7 +297,6 @@ def _written(
         "operators": [tuple(each) for each in usage.operators],
         "events": count,
         "base_ns": base_ns,
-        "cut_s": cut_s,
         "trace": packed.read_bytes(),
     }
 
@@ -366,3 +348,45 @@ def _boot_id() -> str:
     with contextlib.suppress(OSError):
         return _BOOT_ID.read_text().strip()
     return socket.gethostname()
+
+
+# ---- `%%mesh --memory-history`: torch's record of what was allocated on the GPU, by whom and when, around a run
+
+_HISTORY_ENTRIES = 100_000
+"""Of the newest events: a few tens of megabytes."""
+_NO_GPU = "there is no GPU, and torch records nothing of main memory: %mesh memory shows what is held there"
+
+
+class MemoryHistory:
+    """The history of one run on this rank.
+
+    Args:
+        ranks: those that record; by default the first of the run on each node.
+    """
+
+    def __init__(self, ranks: Sequence[int] | None = None) -> None:
+        self._is_chosen, self._is_on = is_chosen(ranks), False
+
+    def begin(self) -> None:
+        """Record from now on."""
+        torch: Any = sys.modules.get("torch")
+        if self._is_chosen and torch is not None and torch.cuda.is_available():
+            torch.cuda.memory._record_memory_history(max_entries=_HISTORY_ENTRIES)
+            self._is_on = True
+
+    def end(self) -> dict[str, Any] | None:
+        """Stop; return the snapshot. None on a rank that was not chosen."""
+        if not self._is_chosen:
+            return None
+        if not self._is_on:
+            return {"problem": _NO_GPU}
+        self._is_on = False
+        try:
+            with tempfile.TemporaryDirectory(prefix="monarch-nb-memory-") as directory:
+                path = Path(directory, f"rank{os.environ.get('RANK', '0')}.pickle")
+                sys.modules["torch"].cuda.memory._dump_snapshot(str(path))
+                return {"snapshot": path.read_bytes()}
+        except OSError as error:
+            return {"problem": f"the snapshot can not be written: {error}"}
+        finally:
+            sys.modules["torch"].cuda.memory._record_memory_history(enabled=None)

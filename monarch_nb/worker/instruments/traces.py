@@ -1,4 +1,4 @@
-"""A rank's trace file as torch.profiler writes it: read event by event, cut, and made ready to be one of many.
+"""A rank's trace file as torch.profiler writes it: read event by event, and made ready to be one of many.
 
 A trace may be larger than memory, so nothing here holds all its events. What comes out is text, one event a line, in
 which processes, threads and flows have numbers that no other rank uses. A line of an event that has a time begins with
@@ -9,13 +9,10 @@ from __future__ import annotations
 
 import json
 import re
-from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import IO, Any, NamedTuple
 
-MOST_BYTES = 2_000_000_000
-"""A longer trace is cut: Perfetto and browsers open no longer one."""
 PIDS_PER_RANK = 1000
 """A process of a rank has a number from here times the rank plus one."""
 _FLOWS_PER_RANK = 1 << 32
@@ -36,8 +33,8 @@ class TraceFile:
         self._file = file
         self.facts: dict[str, Any] = {}
 
-    def events(self) -> Iterator[tuple[dict[str, Any], int]]:
-        """Yield each event, and how many characters it takes."""
+    def events(self) -> Iterator[dict[str, Any]]:
+        """Yield each event."""
         decoder, text = json.JSONDecoder(), self._head()
         place = text.index("[", text.index(_EVENTS)) + 1
         self.facts = json.loads(text[: text.index(_EVENTS)].rstrip().rstrip(",") + "}")
@@ -47,15 +44,14 @@ class TraceFile:
             if text[place : place + 1] == "]":
                 break
             try:
-                event, end = decoder.raw_decode(text, place)
+                event, place = decoder.raw_decode(text, place)
             except json.JSONDecodeError:
                 more = self._file.read(_READ_BYTES)
                 if not more:
                     raise
                 text, place = text[place:] + more, 0
                 continue
-            yield event, end - place
-            place = end
+            yield event
         rest = (text[place + 1 :] + self._file.read()).strip().lstrip(",")
         self.facts |= json.loads("{" + rest)
 
@@ -67,26 +63,6 @@ class TraceFile:
                 raise ValueError("no events in the trace")
             text += more
         return text
-
-
-def last_begin(file: IO[str], most_bytes: int) -> float | None:
-    """Return when the last events of a trace begin that are kept, so that it is no longer than `most_bytes`; None if
-    the whole is no longer. An event that begins later is cut off."""
-    begins, sizes, whole = array("d"), array("L"), 0
-    for event, size in TraceFile(file).events():
-        whole += size
-        if "ts" in event:
-            begins.append(float(event["ts"]))
-            sizes.append(size)
-    if whole <= most_bytes:
-        return None
-    kept, last = 0, 0.0
-    for place in sorted(range(len(begins)), key=begins.__getitem__):
-        kept += sizes[place]
-        if kept > most_bytes:
-            break
-        last = begins[place]
-    return last
 
 
 class Written(NamedTuple):
@@ -104,7 +80,6 @@ def write_lines(
     rank: int,
     name: str,
     own_pid: int,
-    last_us: float | None,
     see: Callable[[dict[str, Any]], None],
 ) -> Written:
     """Write the events of a trace as lines.
@@ -113,12 +88,11 @@ def write_lines(
         file: the trace. write: takes the lines.
         rank, name: of the rank: its number, and what its processes are called.
         own_pid: the process that the trace is of.
-        last_us: events that begin later are left out.
         see: called with each event that is kept, as it was.
     """
     trace, names, count = TraceFile(file), _Names(rank, name, own_pid), 0
-    for event, _ in trace.events():
-        if not isinstance(event.get("pid"), int) or (last_us is not None and event.get("ts", 0) > last_us):
+    for event in trace.events():
+        if not isinstance(event.get("pid"), int):
             continue  # "Spans" and "Traces" are the profiler's own
         if event["ph"] == "M":
             names.note(event)
@@ -185,3 +159,215 @@ class _Names:
 
     def _pid(self, pid: int) -> int:
         return self._numbers.setdefault(pid, (self._rank + 1) * PIDS_PER_RANK + len(self._numbers))
+
+
+MOST_OPERATORS = 200
+"""So many operators of a rank are told."""
+_ON_DEVICE = frozenset(("kernel", "gpu_memcpy", "gpu_memset"))
+_BACKENDS = ("gloo:", "nccl:", "mpi:", "ucc:")
+"""What the names of collectives begin with that a backend's own threads record."""
+_NAME_CHARACTERS = 80
+
+Interval = tuple[float, float]
+
+
+class Shares(NamedTuple):
+    """Which parts of a time ranks spent with what. The four add up to 1.
+
+    Attributes:
+        compute: operators (on a GPU: kernels and copies), and no collective.
+        communication: collectives, while nothing was computed.
+        overlap: both at once.
+        idle: neither.
+    """
+
+    compute: float
+    communication: float
+    overlap: float
+    idle: float
+
+
+class Operator(NamedTuple):
+    """An operator of a trace: how long it took without what it called, and how often it was called."""
+
+    name: str
+    self_us: float
+    calls: int
+
+
+class Usage(NamedTuple):
+    """Where the time of one rank's trace goes, which is `duration_us`."""
+
+    shares: Shares
+    operators: tuple[Operator, ...]
+    duration_us: float
+    on_device: bool
+
+
+class _Span(NamedTuple):
+    begin: float
+    end: float
+    name: str
+    is_communication: bool
+
+
+class Collected:
+    """Takes the events of a trace one after the other, and says then where the time went.
+
+    Example:
+        >>> trace = Collected()
+        >>> trace.add({"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, "ts": 0, "dur": 6})
+        >>> trace.add({"ph": "X", "cat": "cpu_op", "name": "c10d::allreduce_", "pid": 1, "tid": 1, "ts": 8, "dur": 2})
+        >>> trace.usage().shares
+        Shares(compute=0.6, communication=0.2, overlap=0.0, idle=0.2)
+    """
+
+    def __init__(self) -> None:
+        self._threads: dict[tuple[Any, Any], list[_Span]] = {}
+        self._kernels: list[tuple[_Span, int]] = []
+        self._launched_by: dict[int, str] = {}
+
+    def add(self, event: Mapping[str, Any]) -> None:
+        """Take an event in; most kinds tell nothing."""
+        if event.get("ph") != "X":
+            return
+        name, kind = event["name"], event.get("cat")
+        begin = float(event["ts"])
+        end = begin + float(event.get("dur", 0))
+        number = event.get("args", {}).get("External id")
+        if kind in _ON_DEVICE:
+            span = _Span(begin, end, name, kind == "kernel" and "nccl" in name.lower())
+            self._kernels.append((span, -1 if number is None else number))
+        elif kind == "cpu_op" or (kind == "user_annotation" and name.startswith(_BACKENDS)):
+            communicates = name.startswith(("c10d::", *_BACKENDS))
+            span = _Span(begin, end, name, communicates)
+            self._threads.setdefault((event["pid"], event["tid"]), []).append(span)
+            if kind == "cpu_op" and number is not None:
+                self._launched_by[number] = name
+
+    def usage(self, windows: Sequence[Interval] = ()) -> Usage:
+        """Return where the time went.
+
+        Args:
+            windows: the times that are meant, in order, in microseconds of the trace; by default, from the first event
+                to the last.
+        """
+        windows = joined(windows or [self._extent()])
+        if self._kernels:
+            spans = [span for span, _ in self._kernels]
+            compute = joined((span.begin, span.end) for span in spans if not span.is_communication)
+            communication = joined((span.begin, span.end) for span in spans if span.is_communication)
+            operators = self._by_launch()
+        else:
+            compute, communication = self._on_threads()
+            operators = self._by_self_time()
+        beside = without([(float("-inf"), float("inf"))], windows)
+        compute, communication = without(compute, beside), without(communication, beside)
+        most = sorted(operators, key=lambda each: -each.self_us)[:MOST_OPERATORS]
+        shares = _shares(compute, communication, length(windows))
+        return Usage(shares, tuple(most), length(windows), bool(self._kernels))
+
+    def _extent(self) -> Interval:
+        spans = [span for spans in self._threads.values() for span in spans] + [span for span, _ in self._kernels]
+        if not spans:
+            return 0.0, 0.0
+        return min(span.begin for span in spans), max(span.end for span in spans)
+
+    def _on_threads(self) -> tuple[list[Interval], list[Interval]]:
+        """Return when operators computed, and when there was a collective. One that an operator calls on its own
+        thread, as a hook of DDP does in the backward, is no computing."""
+        compute: list[Interval] = []
+        communication: list[Interval] = []
+        for spans in self._threads.values():
+            here = joined((span.begin, span.end) for span in spans if span.is_communication)
+            compute += without(joined((span.begin, span.end) for span in spans if not span.is_communication), here)
+            communication += here
+        return joined(compute), joined(communication)
+
+    def _by_self_time(self) -> list[Operator]:
+        found: dict[str, tuple[float, int]] = {}
+        for spans in self._threads.values():
+            open_spans: list[_Span] = []
+            for span in sorted(spans, key=lambda each: (each.begin, -each.end)):
+                while open_spans and open_spans[-1].end <= span.begin:
+                    open_spans.pop()
+                if open_spans:  # a child's time is not its parent's own
+                    _count(found, open_spans[-1].name, span.begin - min(span.end, open_spans[-1].end))
+                _count(found, span.name, span.end - span.begin, 1)
+                open_spans.append(span)
+        return [Operator(name, max(0.0, self_us), calls) for name, (self_us, calls) in found.items()]
+
+    def _by_launch(self) -> list[Operator]:
+        """Return the operators that launched kernels, with the kernels' time. A kernel that none launched, and one of a
+        collective, has its own name."""
+        found: dict[str, tuple[float, int]] = {}
+        for span, number in self._kernels:
+            launcher = "" if span.is_communication else self._launched_by.get(number, "")
+            _count(found, launcher or _short(span.name.partition("(")[0]), span.end - span.begin, 1)
+        return [Operator(name, self_us, calls) for name, (self_us, calls) in found.items()]
+
+
+def _count(found: dict[str, tuple[float, int]], name: str, self_us: float, calls: int = 0) -> None:
+    before_us, before = found.get(name, (0.0, 0))
+    found[name] = (before_us + self_us, before + calls)
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= _NAME_CHARACTERS else f"{name[: _NAME_CHARACTERS - 1]}…"
+
+
+def _shares(compute: list[Interval], communication: list[Interval], duration: float) -> Shares:
+    if duration <= 0:
+        return Shares(0.0, 0.0, 0.0, 1.0)
+    busy, talking = length(compute), length(communication)
+    both = busy + talking - length(joined([*compute, *communication]))
+    parts = (busy - both, talking - both, both)
+    alone, exposed, overlap = (round(part / duration, 4) for part in parts)
+    return Shares(alone, exposed, overlap, round(max(0.0, 1 - sum(parts) / duration), 4))
+
+
+# ---- intervals ----
+
+
+def joined(intervals: Iterable[Interval]) -> list[Interval]:
+    """Return the same time in intervals that do not touch, in order.
+
+    Example:
+        >>> joined([(4, 5), (0, 2), (1, 3)])
+        [(0, 3), (4, 5)]
+    """
+    found: list[Interval] = []
+    for begin, end in sorted(intervals):
+        if found and begin <= found[-1][1]:
+            found[-1] = (found[-1][0], max(found[-1][1], end))
+        elif end > begin:
+            found.append((begin, end))
+    return found
+
+
+def without(intervals: list[Interval], left_out: list[Interval]) -> list[Interval]:
+    """Return the time of intervals that is not in others; both as `joined` returns them.
+
+    Example:
+        >>> without([(0, 10)], [(2, 3), (8, 12)])
+        [(0, 2), (3, 8)]
+    """
+    found: list[Interval] = []
+    place = 0
+    for begin, end in intervals:
+        while place < len(left_out) and left_out[place][1] <= begin:
+            place += 1
+        at = place
+        while at < len(left_out) and left_out[at][0] < end:
+            if left_out[at][0] > begin:
+                found.append((begin, left_out[at][0]))
+            begin = left_out[at][1]
+            at += 1
+        if begin < end:
+            found.append((begin, end))
+    return found
+
+
+def length(intervals: Iterable[Interval]) -> float:
+    """Return how long intervals are together that do not touch."""
+    return sum(end - begin for begin, end in intervals)

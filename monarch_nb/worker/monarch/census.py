@@ -67,11 +67,10 @@ class Census:
 
     Args:
         around: returns what is entered around all that a message executes.
-        node: where this process is, for people.
     """
 
-    def __init__(self, around: Callable[[], AbstractContextManager[None]] = nullcontext, node: str = "") -> None:
-        self._around, self._node = around, node
+    def __init__(self, around: Callable[[], AbstractContextManager[None]] = nullcontext) -> None:
+        self._around = around
         self._held: WeakSet[Held] = WeakSet()
         self._lock = threading.Lock()  # actors have threads of their own, and another one tells of them
 
@@ -97,21 +96,6 @@ class Census:
                 handle_sync(actor, context, method, *arguments)
 
         kind.handle, kind.handle_sync = watched, watched_sync
-        if (report := getattr(kind, "_report_exception", None)) is not None:
-            kind._report_exception = self._naming_place(report)
-
-    def _naming_place(self, report: Callable[..., Any]) -> Callable[..., Any]:
-        """What callers are told of an exception says which actor has raised it: Monarch does not."""
-
-        @functools.wraps(report)
-        def naming(actor: Any, error: Exception, context: Any, *arguments: Any) -> Any:
-            instance = context.actor_instance
-            place = f"in rank {instance.rank.rank} of {instance.name} ({self._node}, pid {os.getpid()})"
-            if place not in getattr(error, "__notes__", ()):  # it may be raised again and again
-                error.add_note(place)
-            return report(actor, error, context, *arguments)
-
-        return naming
 
     def _of(self, actor: Any, context: Any) -> Held:
         held: Held | None = getattr(actor, _HELD, None)
@@ -240,9 +224,9 @@ def short_name(directory: Path) -> Iterator[str]:
         os.close(descriptor)
 
 
-def install(directory: Path, around: Callable[[], AbstractContextManager[None]], node: str) -> None:
-    """Have the actors of this process known to whoever may enter the directory; `around` and `node` as Census's."""
-    census = Census(around, node)
+def install(directory: Path, around: Callable[[], AbstractContextManager[None]]) -> None:
+    """Have the actors of this process known to whoever may enter the directory; `around` as Census's."""
+    census = Census(around)
     census.watch(importlib.import_module("monarch._src.actor.actor_mesh")._Actor)
     with suppress(OSError):  # else nobody can ask, and all goes on
         serve(census, directory)

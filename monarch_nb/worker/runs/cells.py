@@ -4,8 +4,9 @@ import ast
 import os
 import re
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import CodeType, TracebackType
 from typing import Any
@@ -14,19 +15,87 @@ from IPython.core.autocall import IPyAutocall
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.macro import Macro
 
+from monarch_nb.config import TORCH_PRESETS
+from monarch_nb.ground.places import Place
+from monarch_nb.integrations import lightning
 from monarch_nb.proto.run_pb2 import Cell, RankResult, RunSpec
-from monarch_nb.worker.forking.after_fork import device_name
+from monarch_nb.worker.become_rank import device_name, presets
 from monarch_nb.worker.groups import forming
-from monarch_nb.worker.reload import live_update
-from monarch_nb.worker.reload.changed_modules import Reloader
+from monarch_nb.worker.reload import Reloader, execute
 from monarch_nb.worker.runs import instruments, values
 from monarch_nb.worker.runs.script import arguments_of, exit_status
-from monarch_nb.worker.runs.worlds import Worlds
 from monarch_nb.worker.shell import streams
-from monarch_nb.worker.shell.compiler import BoundedCompiler
-from monarch_nb.worker.shell.shell import INTERACTIVESHELL_FILE, LastValue, RankShell, to_json
+from monarch_nb.worker.shell.shell import INTERACTIVESHELL_FILE, BoundedCompiler, LastValue, RankShell, to_json
+
+
+class Worlds:
+    """Tells user code which world it is in: by torchrun's variables and by the numbers that a namespace starts with.
+
+    Args:
+        rank: the rank's number in the mesh.
+        namespace: of the cells.
+    """
+
+    def __init__(self, rank: int, namespace: dict[str, Any]) -> None:
+        self.rank, self._namespace = rank, namespace
+        self._left_own = False
+
+    @contextmanager
+    def of(self, spec: RunSpec) -> Iterator[None]:
+        """Be in a run's world while the block is executed.
+
+        A world of a run's own begins without process groups. Those that it leaves end when the next run begins: other
+        ranks may still need them when this one is done.
+        """
+        if spec.own_world or self._left_own:
+            forming.end_groups()
+            self._left_own = False
+        if not spec.own_world:
+            yield
+            return
+        self._left_own = True
+        forming.begin_world(spec.ranks)
+        before = self._enter(self._place_in(spec))
+        try:
+            yield
+        finally:
+            self._leave(*before)
+            forming.begin_world(())
+
+    def _place_in(self, spec: RunSpec) -> Place:
+        """Return the rank's place in the run's world. Its local rank stays: by it the rank finds its GPU."""
+        per_node, size = (int(os.environ[name]) for name in ("LOCAL_WORLD_SIZE", "WORLD_SIZE"))
+        place = Place.among(self.rank, spec.ranks or range(size), per_node)
+        return replace(place, local_rank=int(os.environ["LOCAL_RANK"]))
+
+    def _enter(self, place: Place) -> tuple[dict[str, str], dict[str, int]]:
+        """Say that this rank has another place; return what was said before. What users have given a meaning of their
+        own is left alone: a variable `rank` of a cell, and what they want of Lightning."""
+        of_mesh = Place.among(self.rank, range(int(os.environ["WORLD_SIZE"])), int(os.environ["LOCAL_WORLD_SIZE"]))
+        defaults = of_mesh.trainer_defaults
+        new = {**place.variables, **place.trainer_defaults}
+        variables = {
+            name: value
+            for name in new
+            if (value := os.environ.get(name)) is not None and defaults.get(name, value) == value
+        }
+        numbers = {name: value for name, value in presets(os.environ).items() if self._namespace.get(name) == value}
+        os.environ.update({name: new[name] for name in variables})
+        self._namespace.update({name: value for name, value in presets(os.environ).items() if name in numbers})
+        lightning.become_rank()
+        return variables, numbers
+
+    def _leave(self, variables: dict[str, str], numbers: dict[str, int]) -> None:
+        own = presets(os.environ)
+        os.environ.update(variables)
+        self._namespace.update(
+            {name: value for name, value in numbers.items() if self._namespace.get(name) == own[name]}
+        )
+        lightning.become_rank()
+
 
 _FIRST_NAME = re.compile(r"\s*(\w+)")
+_PRESET = re.compile(rf"\b({'|'.join(TORCH_PRESETS)})\b")
 _ExceptionTuple = tuple[type[BaseException], BaseException, TracebackType | None]
 
 
@@ -104,15 +173,17 @@ class CellRunner:
 
     def transform(self, cell: Cell, number: int) -> Transformed:
         """Turn magics, `!` and `?` into Python, under the name of that cell, or run."""
-        self._define_presets(cell.code)
         shell = self._shell
         shell.execution_count = cell.cell_number or number
         shell.running_code = cell.code
         shell.user_ns.setdefault("get_ipython", shell.get_ipython)  # magics need it, and people delete all names
         self._compiler.kind = "cell" if cell.cell_number else "run"
-        if cell.HasField("script"):
+        is_script = cell.HasField("script")
+        plain = None if is_script else self._parse_plain(cell.code)
+        self._define_presets(cell.code, plain.statements if plain else None)
+        if is_script:
             return Transformed("", statements=[])
-        if (plain := self._parse_plain(cell.code)) is not None:
+        if plain is not None:
             return plain  # IPython's transformers need a second for a megabyte
         try:
             return Transformed(shell.transform_cell(cell.code))  # type: ignore[no-untyped-call]
@@ -219,27 +290,39 @@ class CellRunner:
             or isinstance(self._shell.user_ns.get(first[1]), (IPyAutocall, Macro))
         )
 
-    def _define_presets(self, code: str) -> None:
-        """Define `dist` and `device`, importing torch for them, once a cell mentions them."""
-        if not self._has_presets and ("torch" in sys.modules or "dist" in code or "device" in code):
+    def _define_presets(self, code: str, statements: list[ast.stmt] | None) -> None:
+        """Define `torch`, `dist` and `device`, importing torch for them, once a cell uses them."""
+        if not self._has_presets and ("torch" in sys.modules or _uses_presets(code, statements)):
             self._has_presets = True
             define_torch_presets(self._shell.user_ns)
 
 
+def _uses_presets(code: str, statements: list[ast.stmt] | None) -> bool:
+    """Return whether a cell uses what it does not import itself: before it does, it may set variables. The code below a
+    magic is text."""
+    if statements is None:
+        return _PRESET.search(code) is not None
+    nodes = [node for statement in statements for node in ast.walk(statement)]
+    imports = (node for node in nodes if isinstance(node, (ast.Import, ast.ImportFrom)))
+    imported = {alias.asname or alias.name.partition(".")[0] for each in imports for alias in each.names}
+    return any(isinstance(node, ast.Name) and node.id in set(TORCH_PRESETS) - imported for node in nodes)
+
+
 def define_torch_presets(namespace: dict[str, Any]) -> None:
-    """Define `dist` and `device` where they are not defined and torch can be imported."""
+    """Define `torch`, `dist` and `device` where they are not defined and torch can be imported."""
     try:
         import torch
         import torch.distributed as dist
     except ImportError:
         return
+    namespace.setdefault("torch", torch)
     namespace.setdefault("dist", dist)
     namespace.setdefault("device", torch.device(device_name(os.environ)))
 
 
 def user_code_entries() -> set[CodeType]:
     """Return the code of the functions that call user code."""
-    return {InteractiveShell.run_code.__code__, _call.__code__, live_update.execute.__code__}
+    return {InteractiveShell.run_code.__code__, _call.__code__, execute.__code__}
 
 
 def not_user_files() -> set[str]:

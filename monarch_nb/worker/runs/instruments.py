@@ -25,10 +25,9 @@ from monarch_nb.worker.user_code import UserCode
 
 INSTRUMENTS: dict[str, str] = {
     "python-profile": "monarch_nb.worker.instruments.python_profile:PythonProfile",
-    "memory-history": "monarch_nb.worker.instruments.memory_history:MemoryHistory",
+    "memory-history": "monarch_nb.worker.instruments.torch_profile:MemoryHistory",
     "torch-profile": "monarch_nb.worker.instruments.torch_profile:TorchProfile",
     "watch": "monarch_nb.worker.instruments.watch:Watch",
-    "deterministic": "monarch_nb.worker.instruments.deterministic:Deterministic",
 }
 """Where the class of each instrument is, as "module:Class". It is imported by the first run that has it."""
 _KEPT_RUNS = 8
@@ -52,11 +51,6 @@ class Running(NamedTuple):
 
 
 _running: list[Running] = []
-
-
-def running_number() -> int:
-    """Return the number of the run that has instruments now; 0 when none has."""
-    return _running[-1].spec.number if _running else 0
 
 
 def running() -> Running:

@@ -12,6 +12,7 @@ import importlib.machinery
 import io
 import multiprocessing.process
 import os
+import pkgutil
 import runpy
 import shutil
 import signal
@@ -23,9 +24,11 @@ from contextlib import suppress
 from types import CodeType, ModuleType, TracebackType
 from typing import Any
 
+from monarch_nb.config import gap
 from monarch_nb.errors import UsageError
+from monarch_nb.ground.readable import readable
 from monarch_nb.proto.run_pb2 import Script
-from monarch_nb.worker.forking import import_paths
+from monarch_nb.worker import imports
 from monarch_nb.worker.shell import patches
 from monarch_nb.worker.shell.shell import RankShell
 
@@ -33,7 +36,11 @@ _FOR_CELLS = {"MPLBACKEND", "TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_ENABL
 """Variables by which figures are shown inline, and a hanging collective is left for the user to interrupt."""
 
 
+_OWN_THREADS = "monarch_nb"
+"""How the names of our threads begin."""
 INTERRUPTED = 128 + signal.SIGINT
+TRACKER_S = gap(2.0)
+"""A process that the program has left behind may keep multiprocessing's from ending: it is waited for no longer."""
 _OUTPUT_LOST = 120
 """What Python ends with when standard output or error can not be written."""
 
@@ -80,6 +87,8 @@ class Program:
             sys.modules.pop("__main__", None)
             call(gc.collect)  # calls destructors
         _write_open_files()
+        if os.getpid() == self._pid:
+            _end_resource_tracker()
         return status, error
 
     def _run_main(self) -> None:
@@ -90,6 +99,8 @@ class Program:
     def _load_file(self) -> tuple[CodeType, ModuleType]:
         path = self._script.path
         whole = os.path.join(self._directory, os.path.expanduser(path))
+        if pkgutil.get_importer(whole) is not None:
+            return self._load_directory(os.path.normpath(whole) if path == "." else whole)
         try:
             with io.open_code(whole) as file:
                 source = file.read()
@@ -104,6 +115,17 @@ class Program:
         loader = importlib.machinery.SourceFileLoader("__main__", whole)
         return code, _main_module(__file__=whole, __cached__=None, __loader__=loader, __package__=None, __spec__=None)
 
+    def _load_directory(self, path: str) -> tuple[CodeType, ModuleType]:
+        """Load the `__main__` of a directory or a zip file, which is on `sys.path` whatever PYTHONSAFEPATH says."""
+        self._set_command(self._script.path)
+        sys.path[:1] = [path]
+        find: Callable[..., tuple[str, Any, CodeType]] = runpy._get_main_module_details  # type: ignore[attr-defined]
+        try:
+            _, spec, code = call(find, _NoSuchModule)
+        except _NoSuchModule as error:
+            raise UsageError(str(error)) from None
+        return code, _of_spec(spec)
+
     def _load_module(self) -> tuple[CodeType, ModuleType]:
         self._set_command("-m")
         self._set_first_path(os.getcwd())
@@ -113,14 +135,7 @@ class Program:
         except _NoSuchModule as error:
             raise UsageError(f"-m {self._script.path}: {error}") from None
         self._set_command(spec.origin)
-        main = _main_module(
-            __file__=spec.origin,
-            __cached__=spec.cached,
-            __loader__=spec.loader,
-            __package__=spec.parent,
-            __spec__=spec,
-        )
-        return code, main
+        return code, _of_spec(spec)
 
     def _set_command(self, name: str) -> None:
         sys.argv = [name, *self._arguments]
@@ -128,7 +143,7 @@ class Program:
         sys.orig_argv = [sys.executable, "-u", *options, self._script.path, *self._arguments]
 
     def _set_first_path(self, directory: str) -> None:
-        sys.path[:1] = [] if import_paths.is_safe(os.environ) else [directory]
+        sys.path[:1] = [] if imports.is_safe(os.environ) else [directory]
 
     def _become(self, command: list[str]) -> None:
         for number in (signal.SIGPIPE, signal.SIGXFSZ):
@@ -161,6 +176,18 @@ def be_plain(shell: RankShell, environment: Mapping[str, str], directory: str) -
     for name in _FOR_CELLS - environment.keys():
         os.environ.pop(name, None)
     multiprocessing.process.ORIGINAL_DIR = directory  # type: ignore[attr-defined]
+    _hide_own_threads()
+
+
+def _hide_own_threads() -> None:
+    """Let the program count its own threads alone: it may wait until the main thread is the only one."""
+    of_all = threading.enumerate
+
+    def of_program() -> list[threading.Thread]:
+        return [thread for thread in of_all() if not thread.name.startswith(_OWN_THREADS)]
+
+    threading.enumerate = of_program
+    threading.active_count = lambda: len(of_program())
 
 
 def exit_status(error: BaseException | None) -> int:
@@ -248,9 +275,27 @@ def _main_module(**attributes: Any) -> ModuleType:
     return main
 
 
+def _of_spec(spec: Any) -> ModuleType:
+    return _main_module(
+        __file__=spec.origin, __cached__=spec.cached, __loader__=spec.loader, __package__=spec.parent, __spec__=spec
+    )
+
+
 def _write_open_files() -> None:
     """Python closes what a program has left open."""
     for each in gc.get_objects():
         if type(each) in (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom) and not each.closed:
             with suppress(OSError, ValueError):
                 each.flush()
+
+
+def _end_resource_tracker() -> None:
+    """Have multiprocessing's process that watches over shared memory say now what was left: it does once this process
+    has ended, and then nobody listens any more."""
+    tracker: Any = getattr(sys.modules.get("multiprocessing.resource_tracker"), "_resource_tracker", None)
+    if tracker is None or tracker._fd is None or tracker._pid is None:
+        return
+    with suppress(OSError):  # it is dead already
+        os.close(tracker._fd)
+        tracker._fd = None
+        readable([os.pidfd_open(tracker._pid)], TRACKER_S)

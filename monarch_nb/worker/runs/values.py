@@ -2,17 +2,18 @@
 
 import mmap
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import cloudpickle
 
 from monarch_nb.config import INLINE_VALUE_BYTES
+from monarch_nb.files.pieces import write_pieces
 from monarch_nb.ground import pickling
 from monarch_nb.ground.frames import pack_pickle, unpack_pickle
+from monarch_nb.ground.printing import encodable
 from monarch_nb.proto.run_pb2 import RankResult
-from monarch_nb.worker.text import encodable
 
 
 def store_value(result: RankResult, value: Any, directory: str) -> None:
@@ -54,14 +55,9 @@ def write_blob(path: Path, pieces: list[bytes | memoryview]) -> None:
     """
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with open(partial, "wb", buffering=0) as file:
-            for piece in pieces:
-                _write_all(file.write, piece)
-        partial.rename(path)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
+    partial.unlink(missing_ok=True)
+    write_pieces(partial, pieces)
+    partial.rename(path)
 
 
 def explain_unpicklable(value: Any, error: BaseException) -> str:
@@ -97,7 +93,51 @@ def _describe(value: Any) -> str:
     return f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"
 
 
-def _write_all(write: Callable[[memoryview], int | None], piece: bytes | memoryview) -> None:
-    view = memoryview(piece).cast("B")
-    while view:
-        view = view[write(view) or 0 :]
+class LiveActors(Mapping[str, Any]):
+    """The Actor objects of this rank by name, the newest of each name.
+
+    Args:
+        instances: returns them.
+
+    Example:
+        >>> actors["trainers"].model  # doctest: +SKIP
+    """
+
+    def __init__(self, instances: Callable[[], Mapping[str, object]]) -> None:
+        self._instances = instances
+
+    def __getitem__(self, name: str) -> Any:
+        instances = self._instances()
+        if name not in instances:
+            raise NoSuchActor(name, sorted(instances))
+        return instances[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._instances())
+
+    def __len__(self) -> int:
+        return len(self._instances())
+
+    def __repr__(self) -> str:
+        instances = self._instances()
+        if not instances:
+            return "no actors on this rank"
+        return "\n".join(f"{name}: {type(instance).__qualname__}" for name, instance in instances.items())
+
+
+class NoSuchActor(KeyError):
+    """A rank has no actor of a name.
+
+    Args:
+        name: the name.
+        known: the names that there are.
+    """
+
+    def __init__(self, name: object, known: list[str]) -> None:
+        super().__init__(name)
+        self._known = known
+
+    def __str__(self) -> str:
+        if not self._known:
+            return f"this rank has no actors, so none is called {self.args[0]!r}: spawn it first"
+        return f"this rank has no actor {self.args[0]!r}: its actors are {', '.join(self._known)}"

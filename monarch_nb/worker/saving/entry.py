@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from monarch_nb.actor.engine import process as engine
-from monarch_nb.config import cadence
+from monarch_nb.config import TORCH_PRESETS, cadence
 from monarch_nb.errors import MonarchNbError, SaveError
 from monarch_nb.worker import run_secret
-from monarch_nb.worker.forking.after_fork import presets
+from monarch_nb.worker.become_rank import presets
 from monarch_nb.worker.groups import forming
 from monarch_nb.worker.saving.asked import LoadReport, LoadRequest, SaveReport, SaveRequest
 from monarch_nb.worker.saving.collecting import RANDOM_STATES, collect, not_there
@@ -168,7 +168,7 @@ def _exchange(secret: str, ranks: Sequence[int], rank: int | None, timeout_s: fl
 def cells() -> tuple[MutableMapping[str, Any], Collection[str]]:
     """Return the namespace of the cells, and its names that are not the user's."""
     shell: Any = importlib.import_module("IPython.core.interactiveshell").InteractiveShell.instance()
-    return shell.user_ns, {*shell.user_ns_hidden, *presets(os.environ), "actors", "device", "dist"}
+    return shell.user_ns, {*shell.user_ns_hidden, *presets(os.environ), "actors", *TORCH_PRESETS}
 
 
 def _mesh_name(ranks: Sequence[int]) -> str:

@@ -17,12 +17,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from monarch_nb.config import cadence
 from monarch_nb.errors import SaveError
 from monarch_nb.ground.rank_sets import name_ranks
-from monarch_nb.worker.groups.store_connection import pause
+from monarch_nb.worker.groups.rendezvous import Store
+from monarch_nb.worker.groups.store import pause
 from monarch_nb.worker.saving.asked import TIMEOUT_S
 
 T = TypeVar("T")
@@ -33,16 +34,6 @@ _FIRST_PAUSE_S, _LAST_PAUSE_S = cadence(0.002), cadence(0.2)
 _CONNECT = timedelta(seconds=20)
 _BEAT_S = cadence(2.0)
 _SIGNATURE_BYTES = 32
-
-
-class Store(Protocol):
-    """What is used of torch's stores."""
-
-    def set(self, key: str, value: bytes, /) -> None: ...
-    def get(self, key: str, /) -> bytes: ...
-    def add(self, key: str, amount: int, /) -> int: ...
-    def check(self, keys: list[str], /) -> bool: ...
-    def delete_key(self, key: str, /) -> bool: ...
 
 
 class Exchange:

@@ -24,18 +24,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from monarch_nb.worker import digests
-from monarch_nb.worker.saving import kinds
-from monarch_nb.worker.saving.kinds import has_tensors, is_dtensor, is_tensor
+from monarch_nb.worker.saving import collecting
+from monarch_nb.worker.saving.collecting import has_tensors, is_dtensor, is_tensor
 
 Path = tuple[tuple[str, Any], ...]
 """The way to a leaf: ("key", k) into a mapping, ("at", n) into a list."""
 
 _WRAPPED = re.compile(r"(^|\.)(_orig_mod|_checkpoint_wrapped_module)(?=\.|$)")
 _MANY, _SMALL_BYTES = 1000, 1 << 16
-_BIG_BYTES = 1 << 20
-_LANES = 1 << 14
 _SAMPLED = 16
-_FACTOR, _SHIFT = 6364136223846793005, 29
 
 
 @dataclass
@@ -139,56 +136,17 @@ def description(leaf: Leaf, *, is_kept_equal: bool = False) -> str:
         return f"parts {tuple(value.shape)} {value.dtype} {mesh.mesh.tolist()} {value.placements}"
     if is_tensor(value):
         every = _SAMPLED if is_kept_equal else 1
-        return f"tensor {tuple(value.shape)} {value.dtype} {tensor_digest(value, every)}"
+        return f"tensor {tuple(value.shape)} {value.dtype} {digests.digest(value, every=every)}"
     digest = hashlib.blake2b(digest_size=16)
     _feed(digest.update, value)
     return f"value {digest.hexdigest()}"
-
-
-def tensor_digest(tensor: Any, every: int = 1) -> str:
-    """Return a digest of a tensor's bytes, where the tensor is: those of a GPU do not leave it.
-
-    A change of one element always changes it. It is made for finding out whether ranks agree, not against people who
-    want two tensors to look equal.
-
-    Args:
-        every: of a large tensor in main memory, look at one row in so many.
-    """
-    torch: Any = kinds.torch()
-    with torch.no_grad():
-        if tensor.device.type != "cpu":
-            return digests.digest(tensor)
-        flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
-        whole = flat.numel() // (8 * _LANES) * (8 * _LANES) if flat.numel() >= _BIG_BYTES and _is_aligned(flat) else 0
-        digest = hashlib.blake2b(bytes_of(flat[whole:]), digest_size=16)
-        if whole:
-            lanes = torch.zeros(_LANES, dtype=torch.int64)
-            for row in flat[:whole].view(torch.int64).view(-1, _LANES)[::every]:
-                torch.add(row, lanes, alpha=_FACTOR, out=lanes)
-                # Else two flipped signs in a lane would cancel each other. Zeros come in: no two words become one.
-                lanes.bitwise_xor_((lanes >> _SHIFT).bitwise_and_((1 << 64 - _SHIFT) - 1))
-            digest.update(bytes_of(lanes.view(torch.uint8)))
-    return digest.hexdigest()
-
-
-def _is_aligned(flat: Any) -> bool:
-    return int(flat.storage_offset()) % 8 == 0
-
-
-def bytes_of(flat: Any) -> memoryview:
-    """Return the bytes of a flat tensor of uint8, also without numpy."""
-    cpu = flat.cpu()
-    try:
-        return memoryview(cpu.numpy())
-    except RuntimeError:  # no numpy
-        return memoryview(bytes(cpu.tolist()))
 
 
 def _feed(update: Callable[[bytes], None], value: Any) -> None:
     """Feed a digest with a value as it is, not with how it is pickled, which differs with what is interned."""
     update(type(value).__qualname__.encode() + b"\0")
     if is_tensor(value):
-        update(f"{tuple(value.shape)} {value.dtype} {tensor_digest(value)}".encode())
+        update(f"{tuple(value.shape)} {value.dtype} {digests.digest(value)}".encode())
     elif isinstance(value, bytes | bytearray):
         update(struct.pack("<q", len(value)) + value)
     elif isinstance(value, str):
@@ -208,9 +166,9 @@ def _feed(update: Callable[[bytes], None], value: Any) -> None:
             return
         for each in value:
             _feed(update, each)
-    elif (arrays := kinds.numpy()) is not None and isinstance(value, arrays.ndarray | arrays.generic):
+    elif (arrays := collecting.numpy()) is not None and isinstance(value, arrays.ndarray | arrays.generic):
         update(f"{value.dtype.str} {value.shape}".encode() + value.tobytes())
-    elif not kinds.not_plain(value):
+    elif not collecting.not_plain(value):
         update(repr(value).encode("utf-8", "surrogatepass"))
     else:  # what a state_dict() of the user's own holds
         update(pickled(value))
@@ -231,7 +189,7 @@ def pickled(value: Any) -> bytes:
     Raises:
         Exception: whatever its class raises.
     """
-    torch: Any = kinds.torch()
+    torch: Any = collecting.torch()
     stream = io.BytesIO()
     torch.save(value, stream)
     return stream.getvalue()
@@ -246,7 +204,7 @@ def unpickled(data: bytes, *, trusted: bool = False) -> Any:
     Raises:
         pickle.UnpicklingError: it is not trusted, and would have to be.
     """
-    torch: Any = kinds.torch()
+    torch: Any = collecting.torch()
     with torch.serialization.safe_globals(_harmless()):
         return torch.load(io.BytesIO(data), map_location=_Here(), weights_only=not trusted)
 
@@ -256,13 +214,13 @@ class _Here(dict[Any, Any]):
     for tensors that are made of others."""
 
     def get(self, location: Any, default: Any = None) -> Any:
-        return kinds.device_here(str(location).partition(":")[0])
+        return collecting.device_here(str(location).partition(":")[0])
 
 
 def _harmless() -> list[Any]:
     """What plain values are made of, besides what torch allows."""
     found: list[Any] = [*_HARMLESS]
-    arrays = kinds.numpy()
+    arrays = collecting.numpy()
     if arrays is not None:
         name = "numpy._core.multiarray" if hasattr(arrays, "_core") else "numpy.core.multiarray"
         core: Any = importlib.import_module(name)

@@ -21,16 +21,14 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from monarch_nb.errors import SaveError
 from monarch_nb.ground.rank_sets import name_ranks
-from monarch_nb.worker.saving import kinds, places
-from monarch_nb.worker.saving.asked import LoadReport, LoadRequest, NamedPart
-from monarch_nb.worker.saving.changing import STOPPED, Change
+from monarch_nb.worker.saving import collecting
+from monarch_nb.worker.saving.asked import STOPPED, Change, LoadReport, LoadRequest, NamedPart
 from monarch_nb.worker.saving.collecting import RANDOM_STATES, Collected, Holder, collect, is_of
+from monarch_nb.worker.saving.dcp import LoadPlanner, Reader
 from monarch_nb.worker.saving.exchange import Exchange
 from monarch_nb.worker.saving.leaves import Leaf, plain_name, put_together, take_apart, unpickled
 from monarch_nb.worker.saving.leaves import Path as Steps
-from monarch_nb.worker.saving.manifest import Manifest, SavedLeaf, damage
-from monarch_nb.worker.saving.planning import LoadPlanner
-from monarch_nb.worker.saving.storage import Reader
+from monarch_nb.worker.saving.manifest import Manifest, SavedLeaf, damage, find, is_save
 from monarch_nb.worker.saving.writing import own_key
 
 _OF_FUNCTIONS = (
@@ -101,7 +99,7 @@ def load(
     try:
         with exchange.taking_part():
             path, manifest = _find(request, exchange)
-            _agree(exchange, "files", _damage(exchange, path, manifest))
+            _agree(exchange, "files", {str(path / name): why for name, why in damage(path, manifest).items()})
             metadata = Reader(path).read_metadata()
             checked = _check(request, namespace, hidden, exchange, path, manifest, metadata)
             _agree(exchange, "problems", checked.problems)
@@ -140,9 +138,9 @@ def load(
 
 def _find(request: LoadRequest, exchange: Exchange) -> tuple[Path, Manifest]:
     """Return the save, which is the same for all, and what is in it."""
-    found = str(places.find(Path(request.directory))).encode() if exchange.is_first else None
+    found = str(find(Path(request.directory))).encode() if exchange.is_first else None
     path = Path(exchange.share("path", found).decode())
-    if not places.is_save(path):
+    if not is_save(path):
         raise SaveError(
             f"rank {exchange.rank} does not see {path}, which rank {exchange.ranks[0]} does: "
             "load from storage that all nodes see, or with --bring from the notebook's computer"
@@ -253,12 +251,6 @@ def _other_number(saved_ranks: int, exchange: Exchange) -> str:
     return f"differs by rank: {saved_ranks} saved, and {len(exchange.ranks)} load"
 
 
-def _damage(exchange: Exchange, path: Path, manifest: Manifest) -> dict[str, str]:
-    """Look whether files are as they were written: each rank looks at its share."""
-    names = sorted(manifest.files)[exchange.position :: len(exchange.ranks)]
-    return {str(path / name): why for name in names if (why := damage(path, name, manifest.files[name]))}
-
-
 def _read_objects(path: Path, metadata: Any, checked: _Checked) -> None:
     """Read what is no tensor: it changes nothing."""
     keys = {
@@ -302,16 +294,16 @@ def _misfit(part: _Part, saved: NamedPart, namespace: Mapping[str, Any], metadat
     """Return why what was saved does not fit what is there; choose what is read into, if it does."""
     holder = part.holder
     if holder is None and part.name in namespace:
-        return f"was {kinds.a(saved.type or saved.kind)}, and is {kinds.kind_of(namespace[part.name])[1]}"
+        return _is_other(saved, collecting.kind_of(namespace[part.name])[1])
     if holder is None:
         if saved.kind == "random states" and part.put is not None:
             _fill_with_new(part, metadata)
-            if (made := kinds.new_random(saved.type, part.state())) is not None:
+            if (made := collecting.new_random(saved.type, part.state())) is not None:
                 part.holder = Holder(part.name, "random states", made, made)
                 return ""
         needs_cells = saved.kind in ("state", "random states") or any(leaf.in_parts for leaf in part.leaves.values())
         if needs_cells or part.put is None:
-            return f"is not there: run the cells that make it ({kinds.a(saved.type or saved.kind)})"
+            return f"is not there: run the cells that make it ({collecting.a(saved.type or saved.kind)})"
         _fill_with_new(part, metadata)
         return ""
     if holder.kind != saved.kind and not _is_empty(holder):
@@ -329,9 +321,13 @@ def _misfit(part: _Part, saved: NamedPart, namespace: Mapping[str, Any], metadat
 
 
 def _other_type(saved: NamedPart, holder: Holder) -> str:
-    said = f"was {kinds.a(saved.type or saved.kind)}, and is {kinds.a(holder.type_name)}"
+    said = _is_other(saved, collecting.a(holder.type_name))
     is_made = saved.kind in ("tensor", "value") and "." not in saved.name
     return f"{said}: after `del {saved.name}` it is loaded" if is_made else said
+
+
+def _is_other(saved: NamedPart, now: str) -> str:
+    return f"was saved as {collecting.a(saved.type or saved.kind)}, and is {now}"
 
 
 def _are_alike(before: str, now: str) -> bool:
@@ -353,35 +349,35 @@ def _new(saved: TensorStorageMetadata, like: Any = None, device: str = "") -> An
     if like is not None and tuple(like.shape) == tuple(saved.size):
         with torch.no_grad():
             return torch.zeros_like(like, dtype=saved.properties.dtype, requires_grad=False)
-    if kinds.is_dtensor(like):
+    if collecting.is_dtensor(like):
         return torch.distributed.tensor.zeros(saved.size, dtype=saved.properties.dtype, device_mesh=like.device_mesh)
-    return torch.empty(saved.size, dtype=saved.properties.dtype, device=kinds.device_here(device))
+    return torch.empty(saved.size, dtype=saved.properties.dtype, device=collecting.device_here(device))
 
 
 def _misfit_of_tensors(part: _Part, holder: Holder, metadata: Any) -> str:
     """A module, or a tensor: read into the tensors that are there. What a module has besides, and what gets its shape
     from what is loaded (torch.nn.LazyLinear), is read into new ones."""
     own = take_apart(part.name, holder.state())
-    if any(kinds.is_tensor(leaf.value) and leaf.value.is_meta for leaf in own):
+    if any(collecting.is_tensor(leaf.value) and leaf.value.is_meta for leaf in own):
         return _NO_MEMORY
     there = {_key_of(part.name, leaf): leaf.value for leaf in own}
     saved = {_key_of(part.name, leaf): key for key, leaf in part.leaves.items()}
-    said = [f"{key} is not in the save" for key in there if key not in saved]
-    said += [f"{key} is in the save only" for key in saved if key not in there]
+    said = [f"{key} is only here" for key in there if key not in saved]
+    said += [f"{key} is only in the save" for key in saved if key not in there]
     for key in saved.keys() & there.keys():
         now, before = there[key], metadata.state_dict_metadata.get(saved[key])
         if _is_extra(part.leaves[saved[key]]) or torch.nn.parameter.is_lazy(now):
             continue
-        if not isinstance(before, TensorStorageMetadata) or not kinds.is_tensor(now):
-            if isinstance(before, TensorStorageMetadata) != kinds.is_tensor(now):
-                said.append(f"{key} {'is' if kinds.is_tensor(now) else 'was'} a tensor")
+        if not isinstance(before, TensorStorageMetadata) or not collecting.is_tensor(now):
+            if isinstance(before, TensorStorageMetadata) != collecting.is_tensor(now):
+                said.append(f"{key} is a tensor only {'here' if collecting.is_tensor(now) else 'in the save'}")
             continue
         if part.leaves[saved[key]].by_rank:
             now = _local(now)
         if tuple(before.size) != tuple(now.shape):
-            said.append(f"{key} has the shape {tuple(now.shape)}, and had {tuple(before.size)}")
+            said.append(f"{key} has the shape {tuple(now.shape)} here, and {tuple(before.size)} in the save")
         elif before.properties.dtype != now.dtype:
-            said.append(f"{key} is {_plain(now.dtype)}, and was {_plain(before.properties.dtype)}")
+            said.append(f"{key} is {_plain(now.dtype)} here, and {_plain(before.properties.dtype)} in the save")
         part.values[saved[key]] = now.detach()
     _fill_with_new(part, metadata)
     return _few(sorted(said))
@@ -409,11 +405,11 @@ def _misfit_of_optimizer(part: _Part, optimizer: Any, metadata: Any) -> str:
     """An optimizer: its own load_state_dict() takes the state. So a shape is compared only with what it has now, and
     only where that has its parameter's shape: nothing else tells how large a state must be."""
     every = enumerate(each for group in optimizer.param_groups for each in group["params"])
-    parameters = {place: each for place, each in every if kinds.is_tensor(each)}
+    parameters = {place: each for place, each in every if collecting.is_tensor(each)}
     if any(each.is_meta for each in parameters.values()):
         return _NO_MEMORY
     own = take_apart(part.name, optimizer.state_dict())
-    there = {leaf.key: leaf.value for leaf in own if kinds.is_tensor(leaf.value)}
+    there = {leaf.key: leaf.value for leaf in own if collecting.is_tensor(leaf.value)}
     owners = Counter(map(_memory, (*there.values(), *parameters.values())))
     has_parts = any(leaf.in_parts for leaf in part.leaves.values())
     said = []
@@ -429,16 +425,17 @@ def _misfit_of_optimizer(part: _Part, optimizer: Any, metadata: Any) -> str:
             now, parameter = map(_local, (now, parameter))
         is_whole = not leaf.in_parts if has_parts else saved.size.numel() == 1
         if now is not None and parameter is not None and now.shape == parameter.shape != saved.size:
-            said.append(f"{_key_of(part.name, leaf)} has the shape {tuple(now.shape)}, and had {tuple(saved.size)}")
+            shapes = f"{tuple(now.shape)} here, and {tuple(saved.size)} in the save"
+            said.append(f"{_key_of(part.name, leaf)} has the shape {shapes}")
         if is_alone and now.shape == saved.size and now.dtype == saved.properties.dtype:
             part.values[key] = now.detach()
         else:
-            like = None if is_whole and kinds.is_dtensor(parameter) else parameter
+            like = None if is_whole and collecting.is_dtensor(parameter) else parameter
             part.values[key] = _new(saved, like, leaf.device)
     groups = _group_sizes((leaf.path, leaf.value) for leaf in own)
     before = _group_sizes((leaf.path, part.values[key]) for key, leaf in part.leaves.items())
     if groups and before and groups != before:
-        said.append(f"has groups of {_counts(groups)} parameters, and had groups of {_counts(before)}")
+        said.append(f"has groups of {_counts(groups)} parameters here, and of {_counts(before)} in the save")
     return _few(said)
 
 
@@ -449,7 +446,7 @@ def _memory(tensor: Any) -> int:
 
 def _local(value: Any) -> Any:
     """Return what this rank has of a tensor that is in parts; any other value as it is."""
-    return value.to_local() if kinds.is_dtensor(value) else value
+    return value.to_local() if collecting.is_dtensor(value) else value
 
 
 def _group_sizes(leaves: Iterable[tuple[Steps, Any]]) -> list[int]:
@@ -539,9 +536,9 @@ def _apply(part: _Part) -> None:
         assert part.put is not None  # else it does not fit
         part.put(state)
     elif part.name == RANDOM_STATES and holder.value is None:
-        kinds.set_process_random_states(state)
+        collecting.set_process_random_states(state)
     elif holder.kind == "random states":
-        kinds.set_random_state(holder.value, state)
+        collecting.set_random_state(holder.value, state)
         if part.put is not None:  # it may be new
             part.put(holder.wrapper)
     elif isinstance(holder.value, torch.nn.Module):

@@ -20,14 +20,13 @@ from torch.distributed.checkpoint.planner import SavePlan
 from monarch_nb.config import cadence
 from monarch_nb.errors import SaveError
 from monarch_nb.ground.rank_sets import name_ranks
-from monarch_nb.worker.saving import kinds, places
+from monarch_nb.worker.saving import collecting
 from monarch_nb.worker.saving.asked import NamedPart, SaveReport, SaveRequest
 from monarch_nb.worker.saving.collecting import RANDOM_STATES, Collected, Holder, is_of
+from monarch_nb.worker.saving.dcp import SavePlanner, Writer
 from monarch_nb.worker.saving.exchange import Exchange
 from monarch_nb.worker.saving.leaves import Leaf, description, pickled, take_apart
-from monarch_nb.worker.saving.manifest import Manifest, SavedFile, SavedLeaf, prune
-from monarch_nb.worker.saving.planning import SavePlanner
-from monarch_nb.worker.saving.storage import Writer
+from monarch_nb.worker.saving.manifest import Manifest, SavedLeaf, begin, begin_part, commit, prune
 
 _TOKEN = "token"
 _TELL_S = cadence(0.5)
@@ -196,11 +195,11 @@ def _own(collected: Collected, of_functions: Collection[str], *, named: bool) ->
 
 
 def _tell(leaf: Leaf, holder: Holder, own: _Own, *, is_kept_equal: bool) -> _Told:
-    if kinds.is_tensor(leaf.value):
+    if collecting.is_tensor(leaf.value):
         device = leaf.value.device.type
-        if why := kinds.kind_of(leaf.value)[1]:
+        if why := collecting.kind_of(leaf.value)[1]:
             raise TypeError(f"{leaf.key} is {why}")
-        if kinds.is_dtensor(leaf.value):
+        if collecting.is_dtensor(leaf.value):
             return _Told(leaf.name, leaf.path, description(leaf), leaf.value.device_mesh.size(), device)
         if leaf.key in _buffers_of_first(holder):
             own.of_first.add(leaf.key)
@@ -247,10 +246,10 @@ def _begin(request: SaveRequest, exchange: Exchange, mesh: str, hidden: list[Pat
     """Make the directory of the save; all ranks look whether they see it."""
     told = b""
     if request.scattered:
-        hidden.append(places.begin_part(Path(request.directory)))
+        hidden.append(begin_part(Path(request.directory)))
         return hidden[0]
     if exchange.is_first:
-        directory = places.begin(Path(request.directory), exchange.name, mesh)
+        directory = begin(Path(request.directory), exchange.name, mesh)
         hidden.append(directory)
         with _written(request):
             (directory / _TOKEN).write_bytes(b"")
@@ -355,7 +354,7 @@ def _plan(exchange: Exchange, own: _Own, by_rank: set[str]) -> tuple[SavePlanner
             continue
         stored = own_key(key, exchange.position) if is_own else key
         value = own.pickles.get(key, leaf.value)
-        values[stored] = value.to_local() if is_own and kinds.is_dtensor(value) else value
+        values[stored] = value.to_local() if is_own and collecting.is_dtensor(value) else value
         name = own_key(leaf.name, exchange.position) if is_own else leaf.name
         paths[stored] = (*name.split("."), *map(_dcp_step, leaf.path))
     planner = SavePlanner(values, paths)
@@ -388,8 +387,7 @@ def _write(
         results = writer.write_data(plan, planner).value()
     except OSError as error:
         raise SaveError(f"can not write in {directory.parent}: {error.strerror}") from error
-    files = {name: [file.size_bytes, file.crc32] for name, file in writer.files.items()}
-    return exchange.gather("written", pickle.dumps((results, files)))
+    return exchange.gather("written", pickle.dumps((results, writer.files)))
 
 
 class _Teller:
@@ -425,7 +423,7 @@ def _commit(
     writer = Writer(directory)
     try:
         writer.finish(metadata, [results for results, _ in written])
-        files = {name: SavedFile(*file) for _, each in written for name, file in each.items()} | writer.files
+        files = {name: size_bytes for _, each in written for name, size_bytes in each.items()} | writer.files
         parts = _parts(whole, [result for results, _ in written for result in results])
         manifest = Manifest(
             time.time(),
@@ -439,7 +437,7 @@ def _commit(
             whole.leaves,
         )
         manifest.write(directory)
-        place = directory if request.scattered else places.commit(directory)
+        place = directory if request.scattered else commit(directory)
         by_hand = not request.origin.reason
         removed = [] if request.scattered else prune(place.parent, request.keep, by_hand=by_hand)
     except OSError as error:

@@ -2,9 +2,7 @@
 
 shell       the shell itself: made once in the template, displays and last values of each run
 facts       a value's facts, for the row that many ranks share
-compiler    code is compiled, and its source kept for tracebacks
 patches     what works differently in a rank than in a script: input(), debuggers, spawning
 streams     what is printed goes to files of the run, in order
 failures    what was raised becomes the failure that the notebook shows
-last_error  what a rank keeps of it, for %tb and debuggers
 """

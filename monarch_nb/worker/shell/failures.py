@@ -5,19 +5,21 @@ import os
 import runpy
 from types import CodeType
 
+import IPython.core.error
 from IPython.core.magics.execution import ExecutionMagics
 
-from monarch_nb.errors import GROUP_ABORTED, ProcessGroupAborted, UsageError
+from monarch_nb.errors import GROUP_ABORTED, NoProcessGroup, ProcessGroupAborted, UsageError
+from monarch_nb.ground.printing import encodable
 from monarch_nb.proto.run_pb2 import Call, Failure
 from monarch_nb.worker.groups import breaking, calls
 from monarch_nb.worker.shell.shell import RankShell
-from monarch_nb.worker.text import encodable
 from monarch_nb.worker.user_code import UserCode, error_chain
 
 _MESSAGE_CHARACTERS = 20_000
 _TRACEBACK_CHARACTERS = 80_000
 _FINDERS = {ExecutionMagics.run.__code__, runpy._get_module_details.__code__}  # type: ignore[attr-defined]
 """The code that looks for what `%run` is to run, and raises itself when there is none."""
+_SAYS_ALL = (UsageError, IPython.core.error.UsageError)
 _END_OF_INPUT = "EOF when reading a line"
 """What `input()` says."""
 _QUIT = "quit in the debugger"
@@ -50,12 +52,12 @@ def interruption(collective: str, group_aborted: bool, *, makes_another: bool = 
     """Return the error of an interrupted run.
 
     Args:
-        by: who wanted that, when it is not who submitted the run.
+        by: "by bob from b.ipynb": who wanted that and where, when that is news to who submitted the run.
         collective: the one that it was freed from; empty when it was none.
         group_aborted: whether process groups were broken for it.
         makes_another: whether the process can make another group: it goes on.
     """
-    interrupted = f"interrupted by {by}" if by else "interrupted"
+    interrupted = f"interrupted {by}".strip()
     if not group_aborted:
         return RunInterrupted(interrupted)
     where = f"{interrupted} in {collective}" if collective else interrupted
@@ -76,8 +78,8 @@ def explain_status(error: SystemExit, status: int) -> SystemExit:
 
 
 def readable(error: BaseException, *, makes_another: bool = True) -> BaseException:
-    """Return `error`, or one readable error in place of what breaking a process group caused, or what `%run` says of a
-    program that it does not find; raised where that was.
+    """Return `error`, or one readable error in place of what breaking a process group caused, or the lack of one, or
+    what `%run` says of a program that it does not find; raised where that was.
 
     Args:
         error: what user code raised.
@@ -93,7 +95,7 @@ def readable(error: BaseException, *, makes_another: bool = True) -> BaseExcepti
         error.args = (explain_cuda(message),)
     aborted = breaking.readable(error)
     if aborted is None:
-        return error
+        return NoProcessGroup().with_traceback(error.__traceback__) if breaking.lacks_group(error) else error
     if not makes_another:
         message = str(aborted).removesuffix(f"; {GROUP_ABORTED}")
         aborted = ProcessGroupAborted(message, aborted.collective, aborted.reason)
@@ -112,6 +114,13 @@ def explain_cuda(message: str) -> str:
     return f"{said}; this process can not use its GPU any more: %mesh restart -t {rank}{newline}{advice}"
 
 
+def is_refused_call(error: BaseException) -> bool:
+    """Return whether a function of torch.distributed raised `error` itself, as for tensors of wrong shapes: what is
+    inside it says nothing to who called it."""
+    code = _innermost_code(error)
+    return code is not None and code.co_filename.endswith(calls.FILE)
+
+
 def _innermost_code(error: BaseException) -> CodeType | None:
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
@@ -120,7 +129,7 @@ def _innermost_code(error: BaseException) -> CodeType | None:
 
 
 def describe(shell: RankShell, user_code: UserCode, error: BaseException, *, only_users: bool = False) -> Failure:
-    """Return what people get to see of an error.
+    """Return what people get to see of an error. A UsageError that no line of theirs has raised is its message.
 
     Args:
         shell: renders the traceback.
@@ -137,7 +146,7 @@ def describe(shell: RankShell, user_code: UserCode, error: BaseException, *, onl
     failure = Failure(
         name=encodable(type(error).__name__),
         message=encodable(_named(user_code, error, _message(error))),
-        traceback=encodable(_render(shell, error)),
+        traceback="" if isinstance(error, _SAYS_ALL) and not where else encodable(_render(shell, error)),
         where=encodable(where),
     )
     if called is not None:

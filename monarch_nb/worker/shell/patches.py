@@ -1,6 +1,7 @@
 """What works differently in a rank than in a script: input(), other debuggers and spawning what only a cell defines say
-so, progress bars are text, and processes that are spawned may be a world of their own."""
+so, progress bars are text, crashes are told by us, and processes that are spawned may be a world of their own."""
 
+import ast
 import builtins
 import functools
 import getpass
@@ -11,7 +12,8 @@ import os
 import pdb
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FunctionType
 from typing import Any, NoReturn
 
@@ -29,7 +31,10 @@ _plain_input, _plain_getpass = builtins.input, getpass.getpass
 _plain_dump = multiprocessing.reduction.dump
 _contexts: Any = multiprocessing.context._default_context
 _plain_context: multiprocessing.context.BaseContext = _contexts._default_context
+_RECORD = "torch.distributed.elastic.multiprocessing.errors.error_handler"
 _AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
+_scripts: list[str] = []
+"""The files of scripts that run in the namespace of the cells: a process that they spawn executes the last one, too."""
 PYTHON_3_14_DOES_NOT_FORK = sys.version_info >= (3, 14)
 """Unless it is told to: `multiprocessing` begins its processes anew, without what a cell defines."""
 
@@ -43,7 +48,8 @@ def install() -> None:
     for said_by_ipython in ("To exit: use", "Unknown failure executing module"):  # the run fails anyway
         warnings.filterwarnings("ignore", said_by_ipython, UserWarning)
     warnings.filterwarnings("ignore", "This process .* is multi-threaded, use of fork", DeprecationWarning)
-    for module, patch in {"tqdm.notebook": _use_text_bar, **accelerate.PATCHES, **lightning.PATCHES}.items():
+    ours = {"tqdm.notebook": _use_text_bar, _RECORD: _leave_crashes_to_us}
+    for module, patch in {**ours, **accelerate.PATCHES, **lightning.PATCHES}.items():
         after_import(module, patch)
     reduction: Any = multiprocessing.reduction
     reduction.dump = _dump_for_spawn(reduction.dump)
@@ -64,6 +70,30 @@ def undo() -> None:
 def _begin_processes_with(context: multiprocessing.context.BaseContext) -> None:
     """Make `context` what a program gets that chooses no start method; it can still choose one, once."""
     _contexts._default_context = context
+
+
+@contextmanager
+def running_script(path: str) -> Iterator[None]:
+    """Have what a script spawns find its functions and classes, as under Python, while it runs in the namespace of the
+    cells: what `__main__` has as its file is executed there."""
+    _scripts.append(path)
+    try:
+        yield
+    finally:
+        _scripts.pop()
+
+
+def _is_found(name: str) -> bool:
+    """Return whether a process that is spawned now finds a function or class of `__main__`: in a module that runs as a
+    script (`-m`), or in a script's file. It finds nothing of cells."""
+    if getattr(sys.modules["__main__"], "__spec__", None) is not None:
+        return True
+    if not _scripts:
+        return False
+    with open(_scripts[-1], "rb") as file:
+        nodes = ast.walk(ast.parse(file.read()))
+    kinds = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    return any(isinstance(node, kinds) and node.name == name for node in nodes)
 
 
 def _refuse_input(*_: Any, **__: Any) -> NoReturn:
@@ -100,14 +130,20 @@ def _use_text_bar(notebook: Any) -> None:
     bar.__init__ = __init__
 
 
+def _leave_crashes_to_us(record: Any) -> None:
+    """Have torch's `@record` not turn faulthandler to stderr: there a crash would show our frames below the user's."""
+    record.ErrorHandler.initialize = lambda _: None
+
+
 def _dump_for_spawn(dump: Callable[..., None]) -> Callable[..., None]:
     class CheckingPickler(multiprocessing.reduction.ForkingPickler):
         def reducer_override(self, item: Any) -> Any:
-            if isinstance(item, (type, FunctionType)) and item.__module__ == "__main__":
+            is_of_main = isinstance(item, (type, FunctionType)) and item.__module__ == "__main__"
+            if is_of_main and not _is_found(item.__name__):
                 raise SpawnError(
-                    f"{item.__qualname__} is defined in a cell, or in a script that runs in a live rank, and a spawned "
-                    "process can not find it there: use the start method 'fork', or put it into a file "
-                    "(%%writefile mycode.py) and import it from there; a script can be run without -i"
+                    f"{item.__qualname__} is defined in a cell, or by a script that has ended, and a spawned process "
+                    "can not find it there: use the start method 'fork', or put it into a file (%%writefile mycode.py) "
+                    "and import it from there"
                 )
             return NotImplemented
 

@@ -1,4 +1,10 @@
-"""The IPython shell of a rank: made once in the template, kept from keeping anything alive."""
+"""The IPython shell of a rank: made once in the template, kept from keeping anything alive.
+
+It keeps the source of what it compiles for tracebacks, but not of every run for ever. What it keeps of the error that a
+run failed with are `%tb` and `sys.last_…`, as IPython does it, except for what the frames hold: IPython keeps that
+alive until another cell fails, and then a cell that ran out of memory, or was interrupted, can not be repeated with
+less. It is released when the next run begins, unless that one looks at the error.
+"""
 
 import atexit
 import base64
@@ -8,6 +14,7 @@ import inspect
 import json
 import linecache
 import os
+import pkgutil
 import re
 import signal
 import subprocess
@@ -15,27 +22,160 @@ import sys
 import tokenize
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
-from types import CodeType, ModuleType
+import zipimport
+from collections.abc import Callable, Iterable, Iterator
+from types import CodeType, FrameType, FunctionType, ModuleType, TracebackType
 from typing import Any, NoReturn
 
+from IPython.core.compilerop import CachingCompiler
 from IPython.core.displayhook import DisplayHook
 from IPython.core.displaypub import DisplayPublisher
 from IPython.core.error import StdinNotImplementedError, UsageError
 from IPython.core.history import HistoryManager
 from IPython.core.interactiveshell import InteractiveShell
+from IPython.utils.syspathcontext import prepended_to_syspath
 from traitlets import Type
 from traitlets.config import Config
 
-from monarch_nb.config import FACTS_MIME, patience
-from monarch_nb.errors import NotFinite, ProcessGroupAborted
-from monarch_nb.ground.code_names import code_label, not_first
+from monarch_nb.config import FACTS_MIME, PRESETS, patience
+from monarch_nb.errors import NoProcessGroup, NotFinite, ProcessGroupAborted
+from monarch_nb.ground.code_names import Kind, code_label, code_name, not_first
 from monarch_nb.proto.run_pb2 import Display
-from monarch_nb.worker.shell import streams
-from monarch_nb.worker.shell.compiler import BoundedCompiler
+from monarch_nb.worker.shell import patches, streams
 from monarch_nb.worker.shell.facts import facts_of
-from monarch_nb.worker.shell.last_error import LastError, release_frames
 from monarch_nb.worker.user_code import UserCode, cut_middle, error_chain
+
+_LOOKS = re.compile(
+    r"\blast_(exc|type|value|traceback)\b|\bpm\(|^[ \t]*(%(tb|debug)\b|(tb|debug)[ \t]*$)", re.MULTILINE
+)
+
+
+class LastError:
+    """Knows what the last error keeps alive, and releases it. The names in `sys` are set by whoever shows an error."""
+
+    def __init__(self) -> None:
+        self._traces: list[TracebackType] = []
+        self._released: BaseException | None = None
+
+    def keep(self, error: BaseException) -> None:
+        """Note what an error keeps alive, before its traceback is shortened for people."""
+        self._traces += _traces_of(error)
+
+    def release(self, code: str) -> bool:
+        """Release what the frames of the last error hold, unless `code`, which runs next, looks at it.
+
+        Returns:
+            Whether there was an error that is now released.
+        """
+        latest: BaseException | None = getattr(sys, "last_value", None)  # of a cell inside a cell too
+        if (latest is self._released and not self._traces) or _LOOKS.search(code):
+            return False
+        _clear(self._traces)
+        release_frames(latest)
+        self._traces, self._released = [], latest
+        return True
+
+
+def release_frames(error: BaseException | None) -> None:
+    """Drop what the frames of an error and of all that belong to it hold."""
+    _clear(_traces_of(error))
+
+
+def _traces_of(error: BaseException | None) -> Iterator[TracebackType]:
+    """Yield the traceback of an error and those of all that belong to it."""
+    seen: set[int] = set()
+    left = [error]
+    while left:
+        each = left.pop()
+        if not isinstance(each, BaseException) or id(each) in seen:
+            continue
+        seen.add(id(each))
+        left += [each.__cause__, each.__context__, *(each.exceptions if isinstance(each, BaseExceptionGroup) else ())]
+        if each.__traceback__ is not None:
+            yield each.__traceback__
+
+
+def _clear(traces: Iterable[TracebackType]) -> None:
+    """What rendered them (stack_data) keeps the frames themselves in cycles."""
+    for first in traces:
+        trace: TracebackType | None = first
+        while trace is not None:
+            with contextlib.suppress(RuntimeError):  # it still executes
+                _clear_there(trace)
+            trace.tb_frame.f_locals  # noqa: B018 -- before Python 3.13 a copy, which this brings up to date
+            trace = trace.tb_next
+
+
+def _clear_there(trace: TracebackType) -> None:
+    """Clear a frame as if its own line did: of a coroutine that was never awaited, Python warns where it is dropped."""
+    frame = trace.tb_frame
+    code = _clear_frame.__code__.replace(
+        co_filename=frame.f_code.co_filename, co_firstlineno=(trace.tb_lineno or 1) - 1
+    )
+    FunctionType(code, frame.f_globals)(frame)
+
+
+def _clear_frame(frame: FrameType) -> None:
+    frame.clear()
+
+
+MAX_SOURCES = 200
+"""So many of the newest, whatever they do."""
+MAX_DEFINING_SOURCES = 2_000
+"""So many that may define functions or classes: those are called later, and then their lines are wanted."""
+MAX_SOURCE_CHARACTERS = 32_000_000
+
+
+class BoundedCompiler(CachingCompiler):
+    """Names code after its cell, run or pull.
+
+    Attributes:
+        kind: what is compiled now.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.kind: Kind = "cell"
+        self._sources: dict[str, int] = {}  # the newest last, with how long they are
+        self._defining: dict[str, int] = {}
+        self._characters = 0
+
+    def get_code_name(self, raw_code: str, transformed_code: str, number: int) -> str:
+        """Return the file name of code."""
+        return code_name(self.kind, number, transformed_code)
+
+    def format_code_name(self, name: str) -> tuple[str, str] | None:
+        """Return what people call it, in two words."""
+        return code_label(name)
+
+    def cache(self, transformed_code: str, number: int = 0, raw_code: str | None = None) -> str:
+        """Keep the source of code that is about to be compiled; return its file name."""
+        name = self.get_code_name("", transformed_code, number)
+        lines = [f"{line}\n" for line in transformed_code.splitlines()]
+        linecache.cache[name] = len(transformed_code), None, lines, name  # without a time it is never out of date
+        for kept in (self._sources, self._defining):
+            self._characters -= kept.pop(name, 0)
+        defines = any(word in transformed_code for word in ("def", "class", "lambda"))
+        kept = self._defining if defines else self._sources
+        kept[name] = len(transformed_code)
+        self._characters += len(transformed_code)
+        self._forget_old(name)
+        return name
+
+    def _forget_old(self, newest: str) -> None:
+        while len(self._sources) > MAX_SOURCES:
+            self._forget(self._sources)
+        while len(self._defining) > MAX_DEFINING_SOURCES:
+            self._forget(self._defining)
+        for kept in (self._sources, self._defining):
+            while self._characters > MAX_SOURCE_CHARACTERS and kept and next(iter(kept)) != newest:
+                self._forget(kept)
+
+    def _forget(self, kept: dict[str, int]) -> None:
+        name = next(iter(kept))
+        self._characters -= kept.pop(name)
+        linecache.cache.pop(name, None)
+
 
 _SIGINT_GRACE_S = patience(0.5)
 _FILE = re.compile(r'File "(<[^"\n]+>)"')
@@ -47,6 +187,8 @@ _CELL_RUNNERS = {getattr(InteractiveShell, f"run_{name}").__code__ for name in (
 _SCRIPT_RUNNERS = {
     getattr(InteractiveShell, f"safe_{name}").__code__ for name in ("execfile", "execfile_ipy", "run_module")
 }
+_SHOWN_WITH_CODE = (NoProcessGroup, NotFinite, ProcessGroupAborted)
+"""Of our errors those which are raised below a line of the user's that people want to see."""
 
 
 class LastValue(DisplayHook):
@@ -76,7 +218,7 @@ class LastValue(DisplayHook):
             return
         self.value = result
         assert shell.display_formatter is not None
-        data, metadata = shell.display_formatter.format(result)  # type: ignore[no-untyped-call]
+        data, metadata = shell.display_formatter.format(result)
         if data:
             self.bundle = {"data": clean_data(data), "metadata": metadata}
             if self.tells_facts and "text/plain" in data and (facts := facts_of(result)):
@@ -145,14 +287,33 @@ class RankShell(InteractiveShell):
             if is_module:
                 self.safe_run_module(path, self.user_ns)  # type: ignore[no-untyped-call]
             else:
-                file = os.path.abspath(os.path.expanduser(path))
-                if not os.path.isfile(file):
-                    raise UsageError(f"there is no {file}")
+                file = whole = os.path.abspath(os.path.expanduser(path))
+                if (importer := pkgutil.get_importer(whole)) is not None:
+                    file = os.path.join(whole, "__main__.py")
                 self.user_ns["__file__"] = file
-                self.safe_execfile(file, self.user_ns, self.user_ns)  # type: ignore[no-untyped-call]
+                if isinstance(importer, zipimport.zipimporter):
+                    self._run_zip(importer, whole)
+                elif os.path.isfile(file):
+                    self.safe_execfile(file, self.user_ns, self.user_ns)
+                else:
+                    raise UsageError(f"there is no {file}")
         finally:
             sys.argv = argv
             self.user_ns["__name__"] = name
+
+    def safe_execfile(self, fname: str, *args: Any, **kwargs: Any) -> None:
+        """What runs a script's file, also for `%run`."""
+        with patches.running_script(os.path.abspath(fname)):
+            super().safe_execfile(fname, *args, **kwargs)  # type: ignore[no-untyped-call]
+
+    def _run_zip(self, importer: zipimport.zipimporter, path: str) -> None:
+        importer.invalidate_caches()  # it may be another file by now
+        with prepended_to_syspath(path):
+            try:
+                exec(importer.get_code("__main__"), self.user_ns)
+            except SystemExit as status:
+                if status.code:
+                    raise
 
     def run_cell(self, *args: Any, **kwargs: Any) -> Any:
         """What user code calls to run a cell inside its own."""
@@ -164,8 +325,7 @@ class RankShell(InteractiveShell):
 
     def reset(self, *args: Any, **kwargs: Any) -> None:
         """What `%reset` calls: clear the namespace, but for what every rank starts with."""
-        names = ("rank", "world_size", "local_rank", "device", "dist")
-        kept = {name: self.user_ns[name] for name in names if name in self.user_ns}
+        kept = {name: self.user_ns[name] for name in PRESETS if name in self.user_ns}
         super().reset(*args, **kwargs)  # type: ignore[no-untyped-call]
         self.user_ns.update(kept)
 
@@ -269,7 +429,7 @@ class RankShell(InteractiveShell):
             lines = self.SyntaxTB.structured_traceback(kind, error, None)
         elif isinstance(error, BaseExceptionGroup) or isinstance(error.__context__, BaseExceptionGroup):
             return self._with_labels("".join(traceback.format_exception(kind, error, trace)))
-        elif hasattr(error, "_render_traceback_") and not isinstance(error, (NotFinite, ProcessGroupAborted)):
+        elif hasattr(error, "_render_traceback_") and not isinstance(error, _SHOWN_WITH_CODE):
             lines = error._render_traceback_()
         else:
             with _quick_getmodule():
@@ -390,7 +550,7 @@ def _ends_with_semicolon(code: str) -> bool:
     if ";" not in code.rstrip().rpartition("\n")[2]:
         return False
     try:
-        return bool(DisplayHook.semicolon_at_end_of_expression(code))  # type: ignore[no-untyped-call]
+        return bool(DisplayHook.semicolon_at_end_of_expression(code))
     except (tokenize.TokenError, SyntaxError):
         return False
 

@@ -114,12 +114,6 @@ class RunOutput:
         with self._lock:
             self.going = max(0, self.going + change)
 
-    def reopen(self) -> None:
-        """Open the files that were made before: the allocator archives what nobody has open when the run is over."""
-        for kind, name in enumerate(_KINDS):
-            if os.path.exists(self._base + name):
-                self._descriptor(kind)
-
     def redirect_descriptors(self) -> None:
         """Point file descriptors 1 and 2 at this run."""
         global _described
@@ -353,7 +347,6 @@ class CallOutputs:
                 output = self._used.get(number)
                 if output is None:
                     output = self._used[number] = RunOutput(self._directory, number, self._rank)
-                    output.reopen()
                     self._newest.append(output)
                     global _latest
                     _latest = output

@@ -10,7 +10,7 @@ import pytest
 
 from integration.live import TIMEOUT_S
 from integration.terminals import AtTerminal
-from monarch_nb.client.reservations.known.lists import list_reservations
+from monarch_nb.client.reservations.lists import list_reservations
 from monarch_nb.client.reservations.reservation import Reservation
 
 pytestmark = pytest.mark.shape(nodes=2, procs=2)

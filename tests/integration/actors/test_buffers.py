@@ -162,8 +162,8 @@ def test_where_the_owner_has_gone(trainer: Any, generators: Any, actor_mesh: Mes
     large.drop().get(TIMEOUT_S)
     actor_mesh.restart([0])
     for other in others:
-        with pytest.raises(ActorError, match=r"from rank 0 on node0 failed: its process was restarted, and does not"):
+        with pytest.raises(ActorError, match=r"from rank 0 on node0 failed: the buffer was dropped, its actor has"):
             other.read.call_one(buffer).get(TIMEOUT_S)
-        with pytest.raises(ActorError, match=r"write of 4.0 kB to rank 0 on node0 failed: its process was restarted"):
+        with pytest.raises(ActorError, match=r"write of 4.0 kB to rank 0 on node0 failed: the buffer was dropped"):
             other.write.call_one(buffer, 1).get(TIMEOUT_S)
     buffer.drop().get(TIMEOUT_S)

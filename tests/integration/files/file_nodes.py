@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,8 +15,7 @@ from monarch_nb.allocator.serving.service import AllocatorService
 from monarch_nb.client.connections.connection import Connection
 from monarch_nb.client.files.transfer import Sender, Transfer
 from monarch_nb.config import NodePaths
-from monarch_nb.files.chunks import Buffer, cut, hash_of
-from monarch_nb.files.tree import chunk_hashes
+from monarch_nb.files.content import PIECE_BYTES, Piece, new_hash
 from monarch_nb.proto import allocator_pb2_grpc
 from monarch_nb.proto import files_pb2 as pb
 from monarch_nb.rpc.channel import make_server, open_channel
@@ -105,25 +104,23 @@ class Content:
     """A tree that a client has, in memory."""
 
     def __init__(self, **files: bytes) -> None:
-        self.chunks: dict[bytes, bytes] = {}
-        self.entries = [self.entry(name.encode(), data) for name, data in files.items()]
+        self.data = {name.encode(): data for name, data in files.items()}
+        self.entries = [
+            pb.TreeEntry(
+                path=path,
+                kind=pb.TreeEntry.KIND_FILE,
+                mode=0o644,
+                size_bytes=len(data),
+                modified_ns=1_700_000_000_000_000_000,
+                hash=new_hash(data).digest(),
+            )
+            for path, data in self.data.items()
+        ]
 
-    def entry(self, path: bytes, data: bytes) -> pb.TreeEntry:
-        pieces = [bytes(piece) for piece in cut(data)]
-        self.chunks |= {hash_of(piece): piece for piece in pieces}
-        return pb.TreeEntry(
-            path=path,
-            kind=pb.TreeEntry.KIND_FILE,
-            mode=0o644,
-            size_bytes=len(data),
-            modified_ns=1_700_000_000_000_000_000,
-            hashes=b"".join(map(hash_of, pieces)),
-            sizes_bytes=[len(piece) for piece in pieces],
-        )
-
-    def read(self, names: Any) -> Iterator[tuple[bytes, Buffer]]:
-        for name in names:
-            yield name, self.chunks[name]
+    def read(self, entries: Iterable[pb.TreeEntry]) -> Iterator[Piece]:
+        for entry in entries:
+            for offset in range(0, entry.size_bytes, PIECE_BYTES):
+                yield Piece(entry.path, offset, self.data[entry.path][offset : offset + PIECE_BYTES])
 
     def whole(self, version: str) -> pb.TreeChange:
         return pb.TreeChange(source="here:/project", version=version, whole=True, changed=self.entries)
@@ -152,12 +149,10 @@ class _Visitor(Connection):
         self.address = node.address
 
 
-def missing_chunks(content: Content, node: FileNode) -> list[bytes]:
+def missing(content: Content, node: FileNode) -> list[bytes]:
     """Return which files of `content` a node does not show as they are."""
-    wrong = []
-    for entry in content.entries:
-        path = node.tree / entry.path.decode()
-        data = b"".join(content.chunks[name] for name in chunk_hashes(entry))
-        if not path.is_file() or path.read_bytes() != data:
-            wrong.append(entry.path)
-    return wrong
+    return [
+        path
+        for path, data in content.data.items()
+        if not (there := node.tree / path.decode()).is_file() or there.read_bytes() != data
+    ]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from integration.files.file_nodes import Content, FileNode, file_nodes, missing_chunks, send
+from integration.files.file_nodes import Content, FileNode, file_nodes, missing, send
 from monarch_nb.allocator.files.relay import split
 from monarch_nb.errors import FilesError, NodeUnreachable
 from monarch_nb.proto import files_pb2 as pb
@@ -33,7 +33,7 @@ class TestSixteenNodes:
             transfer = await send(nodes, content, "v1")
             assert not transfer.failed
             assert len(transfer.applied) == 16
-            assert [missing_chunks(content, node) for node in nodes] == [[]] * 16
+            assert [missing(content, node) for node in nodes] == [[]] * 16
             assert (3 << 20) < nodes[0].from_client_bytes < 1.1 * (3 << 20)
 
 
@@ -46,17 +46,17 @@ class TestDeath:
             assert set(transfer.failed) == {"node1"}
             assert isinstance(transfer.failed["node1"], NodeUnreachable)
             assert set(transfer.applied) == {node.name for node in nodes} - {"node1"}
-            assert all(not missing_chunks(content, node) for node in nodes if node.name != "node1")
+            assert all(not missing(content, node) for node in nodes if node.name != "node1")
 
     @pytest.mark.parametrize("victim", [0, 3])
     async def test_a_node_that_dies_in_the_middle_costs_only_itself(self, short: Path, victim: int) -> None:
         content = Content(**{f"part{number}": noise(1 << 20, number) for number in range(8)})
         async with file_nodes(short, 7) as nodes:
-            _die_after(nodes[victim], chunks=3)
+            _die_after(nodes[victim], batches=3)
             transfer = await send(nodes, content, "v1")
             assert set(transfer.failed) == {nodes[victim].name}
             assert set(transfer.applied) == {node.name for node in nodes} - {nodes[victim].name}
-            assert all(not missing_chunks(content, node) for node in nodes if node is not nodes[victim])
+            assert all(not missing(content, node) for node in nodes if node is not nodes[victim])
 
 
 class TestFullDisk:
@@ -71,9 +71,9 @@ class TestFullDisk:
             assert isinstance(error, FilesError)
             assert "node2" in str(error)
             assert "the disk is full" in str(error)
-            assert not missing_chunks(old, nodes[2])
+            assert not missing(old, nodes[2])
             assert not (nodes[2].tree / "big").exists()
-            assert all(not missing_chunks(new, node) for node in nodes if node.name != "node2")
+            assert all(not missing(new, node) for node in nodes if node.name != "node2")
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 8])
@@ -84,20 +84,26 @@ def test_split_serves_everybody_once(count: int) -> None:
     assert max((len(rest) for _, rest in parts), default=0) <= count // 2
 
 
-def _die_after(node: FileNode, chunks: int) -> None:
+def _die_after(node: FileNode, batches: int) -> None:
     """Have a node die when it has received so many batches."""
-    store, received = node.files._store, 0
+    open_streams, received = node.files.relay.open_streams, 0
 
-    async def dying(*arguments: object) -> None:
-        nonlocal received
-        received += 1
-        if received == chunks:
-            dying_task.append(asyncio.ensure_future(node.die()))
-            await asyncio.Event().wait()
-        await store(*arguments)  # type: ignore[arg-type]
+    class Dying:
+        async def send(self, _: object) -> None:
+            nonlocal received
+            received += 1
+            if received == batches:
+                dying.append(asyncio.ensure_future(node.die()))
+                await asyncio.Event().wait()
 
-    dying_task: list[object] = []
-    node.files._store = dying  # type: ignore[method-assign]
+        async def finish(self) -> list[pb.NodeSynced]:
+            return []
+
+        def cancel(self) -> None:
+            pass
+
+    dying: list[object] = []
+    node.files.relay.open_streams = lambda first: [*open_streams(first), Dying()]  # type: ignore[method-assign,list-item]
 
 
 def _fill_disk(node: FileNode, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ import pytest
 from integration.files.copies import assert_same, copies, module, names_in
 from integration.live import Recorder, client, eventually
 from monarch_nb.client.files.local_tree import Report
-from monarch_nb.client.files.sync_report import SyncReport
+from monarch_nb.client.files.transfer import SyncReport
 from monarch_nb.client.reservations.reservation import Reservation
 from monarch_nb.client.reservations.reserve import reserve
 from monarch_nb.config import NodePaths

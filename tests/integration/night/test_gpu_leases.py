@@ -17,7 +17,7 @@ from monarch_nb.allocator.supervision.processes import user_name
 from monarch_nb.cli.main import main
 from monarch_nb.client.connections.bridge import call
 from monarch_nb.client.pools.pool import pool_named
-from monarch_nb.client.reservations.known.lists import list_ended
+from monarch_nb.client.reservations.lists import list_ended
 from monarch_nb.client.reservations.reservation import Reservation
 from monarch_nb.client.reservations.reserve import reserve
 from monarch_nb.errors import CapacityError

@@ -1,4 +1,4 @@
-"""Far more runs than files: what they printed is put together, and every line is found by run, rank and stream."""
+"""Far more runs than are kept: the newest have every line, found by run, rank and stream."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import asyncio
 import os
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 
 import psutil
 import pytest
 
-from integration.live import Gate, eventually, kill
+from integration.live import eventually
 from integration.pools import PoolOfMany
-from monarch_nb.allocator.logs.archive import Archive
-from monarch_nb.allocator.logs.archiving import AT_ONCE, NEWEST
+from monarch_nb.allocator.logs.stored import DROPPED_TOGETHER, MOST_OUTPUTS, stored_outputs
 from monarch_nb.client.connections.bridge import call
-from monarch_nb.client.connections.connection import Connection, close_all
+from monarch_nb.client.connections.connection import Connection
 from monarch_nb.client.logs.lines import LogLines, LogWindow
 from monarch_nb.client.meshes.mesh import Mesh
 from monarch_nb.client.reservations.reservation import Reservation
@@ -28,7 +28,6 @@ from monarch_nb.provision.local import LocalProvisioner
 RANKS = 2
 IN_FLIGHT = 16
 PRINT = "print('out {0} of', rank)\nimport sys\nprint('err {0} of', rank, file=sys.stderr)"
-FILES_AT_MOST = 2 * (NEWEST + AT_ONCE + IN_FLIGHT) * (1 + 3 * RANKS)
 
 
 @pytest.fixture(scope="module")
@@ -59,12 +58,15 @@ def node_of_pool() -> Node:
 
 
 def files_of(node: Node) -> int:
-    return sum(len(directories) + len(files) for _, directories, files in os.walk(node.directory))
+    """How many files it has, but for what is kept of reservations that have ended."""
+    kept = NodePaths(node.directory).logs
+    found = (found for found in os.walk(node.directory) if not Path(found[0]).is_relative_to(kept))
+    return sum(len(directories) + len(files) for _, directories, files in found)
 
 
-def loose(node: Node, mesh: Mesh) -> set[int]:
-    """The outputs that have files of their own."""
-    return {int(path.name) for path in NodePaths(node.directory).runs(mesh.id).iterdir()}
+def stored(node: Node, mesh: Mesh) -> set[int]:
+    """The outputs that there are."""
+    return set(stored_outputs(NodePaths(node.directory).runs(mesh.id)))
 
 
 def expected(runs: list[Run], names: range) -> Counter[tuple[int, int, str, str]]:
@@ -81,65 +83,48 @@ def everything(mesh: Mesh) -> Counter[tuple[int, int, str, str]]:
 
 
 @pytest.mark.slow
-def test_a_thousand_runs_leave_few_files_and_every_line(held: Reservation) -> None:
+def test_the_newest_thousand_runs_keep_every_line(held: Reservation) -> None:
     node, mesh = node_of_pool(), held.mesh
     assert node.pid is not None
-    names = range(1_000)
+    names = range(MOST_OUTPUTS + 2 * DROPPED_TOGETHER)
     runs = print_in(mesh, names[:50])
     runs[-1].join()
     descriptors = psutil.Process(node.pid).num_fds()
     runs += print_in(mesh, names[50:])
     for run in runs:
         run.join()
-    eventually(lambda: files_of(node) < FILES_AT_MOST)
-    assert everything(mesh) == expected(runs, names)
+    kept = [run for run in runs if run.number in stored(node, mesh)]
+    assert MOST_OUTPUTS <= len(kept) < MOST_OUTPUTS + DROPPED_TOGETHER + IN_FLIGHT
+    assert kept == runs[-len(kept) :]
+    first = len(runs) - len(kept)
+    assert everything(mesh) == expected(kept, names[first:])
     eventually(lambda: psutil.Process(node.pid).num_fds() <= descriptors + 10)
 
-    old = runs[17]
+    assert list(mesh.logs(run=runs[0].number)) == []
+    old = kept[17]
     assert [(record.rank, record.stream) for record in mesh.logs(run=old.number)] == [
         (rank, stream) for rank in range(RANKS) for stream in ("stdout", "stderr")
     ]
+    newest = names.stop - 1
     assert [record.text for record in mesh.logs(1, lines=3)] == [
-        "err 998 of 1\n",
-        "out 999 of 1\n",
-        "err 999 of 1\n",
+        f"err {newest - 1} of 1\n",
+        f"out {newest} of 1\n",
+        f"err {newest} of 1\n",
     ]
     log = LogLines(mesh.id, mesh.core.connections, mesh.core.ranks_per_node)
     ((line,),) = call(log.read([LogWindow(old.number, 1, 0, 9)], "stderr"))
-    assert (line.stream, line.text) == ("stderr", "err 17 of 1")
-    (found,) = call(log.search("17 of", [LogWindow(old.number, 1, 0, 2)]))
+    assert (line.stream, line.text) == ("stderr", f"err {first + 17} of 1")
+    (found,) = call(log.search(f"{first + 17} of", [LogWindow(old.number, 1, 0, 2)]))
     assert list(found) == [0, 1]
-
-
-@pytest.mark.slow
-def test_who_is_killed_while_archiving_loses_nothing(held: Reservation) -> None:
-    node, mesh = node_of_pool(), held.mesh
-    runs: list[Run] = []
-    names = range(0)
-    for _ in range(4):
-        more = range(names.stop, names.stop + 3 * (NEWEST + AT_ONCE))
-        node = node_of_pool()
-        assert node.pid is not None
-        before = archived(node, mesh)
-        runs += print_in(mesh, more)
-        names = range(more.stop)
-        eventually(lambda: archived(node, mesh) > before)  # noqa: B023
-        kill(node.pid)
-        LocalProvisioner().up()
-    for run in runs:
-        run.join()
-    assert everything(mesh) == expected(runs, names)
-    eventually(lambda: files_of(node) < FILES_AT_MOST)
-    assert everything(mesh) == expected(runs, names)
 
 
 @pytest.mark.slow
 def test_clients_and_reservations_leave_nothing(pool: PoolOfMany) -> None:
     with pool.in_use() as (node,):
         allocator = psutil.Process(node.pid)
-        reserve("warm", procs=RANKS, preload=[]).release()
-        record = str(NodePaths(node.directory).record)
-        eventually(lambda: record in [each.path for each in allocator.open_files()])  # it stays open
+        warm = reserve("warm", procs=RANKS, preload=[])
+        warm.mesh.run("print(1)")
+        warm.release()
         descriptors, files, processes = allocator.num_fds(), files_of(node), len(allocator.children(recursive=True))
         call(come_and_go(node, 200))
         for _ in range(20):
@@ -159,29 +144,4 @@ async def come_and_go(node: Node, count: int) -> None:
             client.ensure_session()
         await asyncio.gather(*(client.check() for client in clients))
     finally:
-        await close_all(clients)
-
-
-def archived(node: Node, mesh: Mesh) -> int:
-    archive = Archive(NodePaths(node.directory).runs(mesh.id))
-    try:
-        return archive.newest
-    finally:
-        archive.close()
-
-
-def test_what_an_old_run_has_left_behind_goes_on_printing(held: Reservation, gate: Gate) -> None:
-    node, mesh = node_of_pool(), held.mesh
-    left = mesh.run(
-        f"import subprocess\nprint('begun')\nsubprocess.Popen(['sh', '-c', 'read -r _ < {gate.path}; echo late'])\nNone"
-    )
-    print_in(mesh, range(3 * (NEWEST + AT_ONCE)))[-1].join()
-    eventually(lambda: left.number + 1 not in loose(node, mesh))
-    assert left.number in loose(node, mesh)
-    with gate.path.open("w") as pipe:
-        pipe.write("\n\n")
-    texts = Counter({(rank, text): 1 for rank in range(RANKS) for text in ("begun\n", "late\n")})
-    eventually(lambda: Counter((record.rank, record.text) for record in mesh.logs(run=left.number)) == texts)
-    print_in(mesh, range(3 * AT_ONCE))[-1].join()
-    eventually(lambda: left.number not in loose(node, mesh))
-    assert Counter((record.rank, record.text) for record in mesh.logs(run=left.number)) == texts
+        await asyncio.gather(*(client.close() for client in clients))

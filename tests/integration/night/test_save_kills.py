@@ -23,7 +23,7 @@ from monarch_nb.client.reservations.reserve import reserve
 from monarch_nb.errors import MonarchNbError
 from monarch_nb.provision import Node
 from monarch_nb.provision.local import LocalProvisioner
-from monarch_nb.worker.saving.manifest import Manifest, damaged
+from monarch_nb.worker.saving.manifest import Manifest, damage
 
 KINDS = ("rank", "allocator", "node", "client")
 FAULTS = [(kind, what) for what in ("load", "save") for kind in KINDS] + [("full", "save"), ("unmounted", "save")]
@@ -176,7 +176,7 @@ mesh.{what}({str(self.place)!r}{keyword})
         after = self.mesh.saves(self.place)
         assert before in [info.path for info in after], "the one before is whole"
         for info in after:
-            assert damaged(Path(info.path), Manifest.read(Path(info.path))) == []
+            assert damage(Path(info.path), Manifest.read(Path(info.path))) == {}
 
     def _check_loaded(self, old: int, outcome: Outcome, dead: set[int]) -> None:
         """Everything has changed on a rank or nothing; else the names are told."""
@@ -199,7 +199,7 @@ mesh.{what}({str(self.place)!r}{keyword})
             with pytest.raises(MonarchNbError, match=r"No space left on device|can not write") as refused:
                 self.mesh.save(place, NAMES)
             assert [info.path for info in self.mesh.saves(place)] == [first]
-            assert damaged(Path(first), Manifest.read(Path(first))) == []
+            assert damage(Path(first), Manifest.read(Path(first))) == {}
             mount("-o", "remount,size=200m", str(place))
             self.mesh.save(place, NAMES)
             assert [name for name in os.listdir(place) if name.startswith(".")] == []
@@ -222,7 +222,7 @@ mesh.{what}({str(self.place)!r}{keyword})
         )
         for save in [*store.iterdir(), *place.iterdir()]:
             if not save.name.startswith("."):
-                assert damaged(save, Manifest.read(save)) == []
+                assert damage(save, Manifest.read(save)) == {}
         assert (store / first.name).is_dir()
         mount("--bind", str(store), str(place))
         try:

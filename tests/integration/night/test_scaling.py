@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 
 from integration.kernels import Kernel
 from integration.live import TIMEOUT_S, Gate
 from monarch_nb.client.meshes.mesh import Mesh
-from monarch_nb.client.scaling.report import ScalingReport
+from monarch_nb.client.meshes.scaling_report import ScalingReport
+from pages import ROOT, blocks
 
 pytestmark = pytest.mark.shape(nodes=2, procs=2)
 
-PAGE = Path(__file__).resolve().parents[3] / "docs" / "scaling.md"
+PAGE = ROOT / "docs" / "scaling.md"
 WORLD = "import os\n(rank, world_size, *(int(os.environ[name]) for name in ('RANK', 'WORLD_SIZE', 'LOCAL_WORLD_SIZE')))"
 WHOLE = [(0, 4, 0, 4, 2), (1, 4, 1, 4, 2), (2, 4, 2, 4, 2), (3, 4, 3, 4, 2)]
 MEET = "dist.init_process_group('gloo')\nwhole = dist.get_world_size()\ndist.barrier()"
@@ -31,19 +31,17 @@ def failures(report: ScalingReport) -> list[str]:
 class TestWorlds:
     def test_each_size_is_a_world_and_afterwards_the_mesh_is(self, mesh: Mesh) -> None:
         code = f"{WORLD.replace('(rank', 'seen = (rank')}\nprint(seen)\n{{'tokens': 100 * (rank + 1)}}"
-        report = mesh.scale(code, [4, 1, 3, 2, 2], repeat=2, per="tokens")
+        report = mesh.scale(code, [4, 1, 3, 2, 2], per="tokens")
         assert [row.ranks for row in report.rows] == [1, 2, 3, 4]
-        assert [row.nodes for row in report.rows] == [1, 1, 2, 2]
-        assert [len(row.throughputs) for row in report.rows] == [2, 2, 2, 2]
-        amounts = [row.throughputs[0] * row.times_s[0] for row in report.rows]
+        amounts = [(row.throughput or 0.0) * (row.time_s or 0.0) for row in report.rows]
         assert amounts == pytest.approx([100, 300, 600, 1000])
-        assert printed(mesh, report.rows[2].runs[1]) == ["(0, 3, 0, 3, 2)", "(1, 3, 1, 3, 2)", "(2, 3, 2, 3, 1)"]
+        assert printed(mesh, report.rows[2].run) == ["(0, 3, 0, 3, 2)", "(1, 3, 1, 3, 2)", "(2, 3, 2, 3, 1)"]
         assert mesh.run(WORLD).values == WHOLE
         assert mesh.pull("seen[1]") == [4, 4, 4, 4]  # variables are those of the last run
 
     def test_a_part_of_the_mesh_is_where_ranks_are_taken_from(self, mesh: Mesh) -> None:
         report = mesh.slice(hosts=1).scale(f"print({WORLD.splitlines()[1]})", [2])
-        assert printed(mesh, report.rows[0].runs[0]) == ["(0, 2, 0, 2, 2)", "(1, 2, 1, 2, 2)"]
+        assert printed(mesh, report.rows[0].run) == ["(0, 2, 0, 2, 2)", "(1, 2, 1, 2, 2)"]
         assert mesh.run(WORLD).values == WHOLE
 
     def test_a_failure_and_a_time_that_is_up_are_rows(self, mesh: Mesh) -> None:
@@ -54,10 +52,10 @@ class TestWorlds:
             if world_size == 3:
                 threading.Event().wait()
         """
-        report = mesh.scale(code, [1, 2, 3, 4], repeat=2, timeout_s=5.0)
-        assert [len(row.times_s) for row in report.rows] == [2, 0, 0, 2]
-        assert failures(report)[1].startswith("run 1 of 2: rank 1 failed: ZeroDivisionError: division by zero")
-        assert failures(report)[2] == "run 1 of 2: not finished after 5 s: interrupted"
+        report = mesh.scale(code, [1, 2, 3, 4], timeout_s=5.0)
+        assert [row.time_s is not None for row in report.rows] == [True, False, False, True]
+        assert failures(report)[1].startswith("rank 1 failed: ZeroDivisionError: division by zero")
+        assert failures(report)[2] == "not finished after 5 s: interrupted"
         assert report.rows[3].efficiency is not None
         assert mesh.run(WORLD).values == WHOLE
 
@@ -73,10 +71,10 @@ class TestGroups:
     def test_each_run_has_a_group_of_its_own_and_the_mesh_one_afterwards(self, mesh: Mesh) -> None:
         mesh.run(f"import torch\nimport torch.distributed as dist\n{MEET}")
         code = f"there = dist.is_initialized()\n{MEET}\nprint(there, whole)"
-        report = mesh.scale(code, [1, 2, 4], repeat=2, timeout_s=TIMEOUT_S)
+        report = mesh.scale(code, [1, 2, 4], timeout_s=TIMEOUT_S)
         assert failures(report) == ["", "", ""]
         for row in report.rows:
-            assert [printed(mesh, run) for run in row.runs] == [[f"False {row.ranks}"] * row.ranks] * 2
+            assert printed(mesh, row.run) == [f"False {row.ranks}"] * row.ranks
         assert report.notes[0].startswith("the process group of 4 ranks was ended for this")
         assert mesh.run("dist.is_initialized()").values == [False] * 4
         assert mesh.run(f"{MEET}\nwhole").values == [4] * 4
@@ -84,7 +82,7 @@ class TestGroups:
     def test_a_collective_that_a_failure_leaves_hanging(self, mesh: Mesh) -> None:
         code = f"{MEET}\nif world_size == 2 and rank: raise OSError('no')\nif world_size > 1: dist.barrier()"
         report = mesh.scale(code, [1, 2, 4], timeout_s=TIMEOUT_S)
-        assert [len(row.times_s) for row in report.rows] == [1, 0, 1]
+        assert [row.time_s is not None for row in report.rows] == [True, False, True]
         assert failures(report)[1].startswith("rank 1 failed: OSError: no")
         assert mesh.run(f"{MEET}\nwhole").values == [4] * 4
 
@@ -97,9 +95,9 @@ class TestGroups:
 class TestNotebook:
     def test_the_example_of_the_docs(self, mesh: Mesh, attached: Kernel) -> None:
         mesh.end_groups()  # else it says that it did
-        [cell, shown] = re.findall(r"^```\w+\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)[:2]
-        got = attached.run(cell, headless=True)
-        assert without_figures(got) == without_figures(shown)
+        cell, shown = blocks(PAGE)[:2]
+        got = attached.run(cell.text, headless=True)
+        assert without_figures(got) == without_figures(shown.text)
 
     def test_what_failed_is_shown_and_what_succeeded_is_not(self, attached: Kernel) -> None:
         shown = attached.run("%%mesh --scale 1-2,4 -o report\nprint('on', world_size)\nif world_size == 2: 1 / 0")
@@ -112,9 +110,9 @@ class TestNotebook:
 
     def test_an_interrupt_ends_the_series(self, attached: Kernel, gate: Gate) -> None:
         waits = f"if world_size == 2:\n    {gate.wait}"
-        cell = attached.start(f"%%mesh --scale 1,2,4 --repeat 2\nprint('at', world_size)\n{waits}")
+        cell = attached.start(f"%%mesh --scale 1,2,4\nprint('at', world_size)\n{waits}")
         attached.wait(cell, "[0-1] at 2")
-        assert "size 2, repeat 1 of 2" in attached.text(cell)
+        assert "size 2" in attached.text(cell)
         attached.interrupt()
         shown = attached.wait(cell)
         assert "KeyboardInterrupt\x1b[39m: interrupted ranks 0-1; not run on 4 ranks" in shown

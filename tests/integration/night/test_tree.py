@@ -10,7 +10,7 @@ import pytest
 
 from integration.live import Gate, Recorder, eventually, kill, started
 from integration.pools import PoolOfMany
-from monarch_nb.client.connections import events, tree
+from monarch_nb.client.connections import events, session
 from monarch_nb.client.connections.bridge import call
 from monarch_nb.client.meshes.mesh import Mesh
 from monarch_nb.client.reservations.reservation import Reservation
@@ -31,10 +31,9 @@ local = LocalProvisioner()
 def dev() -> Iterator[Reservation]:
     """A reservation on many nodes of a pool of its own, in a small tree."""
     with pytest.MonkeyPatch.context() as patch, PoolOfMany(nodes=NODES, procs=1).closing() as pool, pool.in_use():
-        patch.setattr(tree, "DIRECT_NODES", 2)
+        patch.setattr(session, "FEW_NODES", 2)
         reservation = reserve("dev", nodes=NODES, procs=1, preload=())
         reservation.mesh.run("pass")
-        assert reservation.mesh.core.tree is not None
         yield reservation
 
 

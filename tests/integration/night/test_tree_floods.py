@@ -10,7 +10,7 @@ import pytest
 from integration.live import Recorder
 from integration.pools import PoolOfMany
 from monarch_nb.branches.folding import FLOOD_RANKS
-from monarch_nb.client.connections import events, tree
+from monarch_nb.client.connections import events, session
 from monarch_nb.client.meshes.mesh import Mesh
 from monarch_nb.client.reservations.reserve import reserve
 
@@ -24,7 +24,7 @@ LINES = 20_000
 def small_tree() -> Iterator[Mesh]:
     """A mesh of a pool of its own, whose nodes form a tree."""
     with pytest.MonkeyPatch.context() as patch, PoolOfMany(nodes=NODES, procs=PROCS).closing() as pool, pool.in_use():
-        patch.setattr(tree, "DIRECT_NODES", 2)
+        patch.setattr(session, "FEW_NODES", 2)
         yield reserve("dev", nodes=NODES, procs=PROCS, preload=()).mesh
 
 

@@ -12,7 +12,7 @@ from framing import send_frame
 from integration.live import eventually
 from integration.worker.harness import RankProcess, TemplateProcess, run_all
 from monarch_nb.proto.run_pb2 import OUTCOME_INTERRUPTED, OUTCOME_OK, ArmSaves, SaveNow, SavesStatus
-from monarch_nb.proto.worker_pb2 import ControlRequest, ToRank
+from monarch_nb.proto.worker_pb2 import ControlRequest, InterruptRun, ToRank
 
 PREPARE = """
 import torch, time, os
@@ -108,6 +108,44 @@ Keeper._carry, Keeper._after_step, Keeper._hold = carry_slowly, after_step_beyon
 """
 
 
+ASKED = """
+import threading
+from monarch_nb.worker.autosaves.keeper import Keeper
+carry, save_now, is_asked = Keeper._carry, Keeper.save_now, threading.Event()
+
+class Late(threading.Event):
+    "The keeper hears that all is saved when somebody has asked for another save."
+    def wait(self, timeout=None):
+        return super().wait(timeout) and is_asked.wait(20)
+
+def carry_late(self, *request):
+    self._saved = Late()
+    return carry(self, *request)
+
+def save_now_noted(self, *asked):
+    save_now(self, *asked)
+    is_asked.set()
+
+if rank == 0:
+    Keeper._carry, Keeper.save_now = carry_late, save_now_noted
+"""
+
+
+HANG = """
+from pathlib import Path
+from monarch_nb.worker.saving import writing
+write = writing._write
+
+def hang(*_):
+    "As on storage that is gone: only an interrupt ends it."
+    Path({begun!r}, str(rank)).touch()
+    while True:
+        time.sleep(0.01)
+
+writing._write = hang
+"""
+
+
 def ok(ranks: Sequence[RankProcess], code: str) -> list[object]:
     """Run a cell on all; return its values."""
     results = run_all(ranks, code)
@@ -158,6 +196,16 @@ def test_a_rank_that_hears_of_a_step_just_before_it_comes_there_does_not_ask_aga
     assert not status.problem
     assert ok(ranks, "asked")[2] == [4, 0]
     assert len(saves(tmp_path)) == 2
+
+
+def test_a_save_that_was_agreed_on_before_is_no_answer_to_who_asks_for_one(
+    ranks: list[RankProcess], tmp_path: Path
+) -> None:
+    ok(ranks, ASKED)
+    arm(ranks, tmp_path, every_steps=2)
+    ok(ranks, "train(3)")
+    status: SavesStatus = ranks[0].ask(save_now=SaveNow(why="a test", within_s=60)).saves
+    assert (status.problem, status.why, Path(status.path).name) == ("", "a test", "0002")
 
 
 def test_steps_that_are_quicker_than_the_keeper_are_saved_all_the_same(
@@ -246,3 +294,19 @@ def test_a_rank_that_makes_no_step_holds_nobody_up_for_long(ranks: list[RankProc
     assert [rank.result().outcome for rank in ranks[1:]] == [OUTCOME_OK] * 2
     assert not ranks[1].receive_from(ranks[1].control).control.saves.problem, "all are idle now, and save"
     assert len(saves(tmp_path / "saves")) == 1
+
+
+def test_an_interrupt_of_a_run_that_waits_behind_a_save_between_two_runs_ends_the_save(
+    ranks: list[RankProcess], tmp_path: Path
+) -> None:
+    begun = tmp_path / "begun"
+    begun.mkdir()
+    ok(ranks, HANG.format(begun=str(begun)))
+    arm(ranks, tmp_path / "saves")
+    ranks[0].question(save_now=SaveNow(why="a test", within_s=60))
+    eventually(lambda: len(list(begun.iterdir())) == 3)
+    for rank in ranks:
+        rank.question(interrupt=InterruptRun(run_id=rank.submit("rank").run_id))
+    assert [rank.result().outcome for rank in ranks] == [OUTCOME_INTERRUPTED] * 3
+    assert not list((tmp_path / "saves").iterdir()), "what was half made is gone"
+    assert ok(ranks, "writing._write = write; done") == [0] * 3, "all names are there"

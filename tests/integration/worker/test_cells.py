@@ -453,9 +453,20 @@ def test_a_five_megabyte_cell_and_one_of_many_lines(rank: RankProcess) -> None:
     assert rank.ok("\n".join(f"x{i} = {i}" for i in range(20_000)) + "\nx19999") == 19_999
 
 
-def test_a_segmentation_fault_leaves_its_stack_where_people_do_not_read(template: TemplateProcess) -> None:
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import ctypes; ctypes.string_at(0)",
+        (
+            "import ctypes\nfrom torch.distributed.elastic.multiprocessing.errors import record\n"
+            "@record\ndef main():\n    ctypes.string_at(0)\nmain()"
+        ),
+    ],
+    ids=["plain", "record"],
+)
+def test_a_segmentation_fault_leaves_its_stack_where_people_do_not_read(template: TemplateProcess, code: str) -> None:
     [rank] = template.fork()
-    rank.submit("import ctypes; ctypes.string_at(0)")
+    rank.submit(code)
     while (ended := template.receive_kind("exit")).pid != rank.pid:
         pass
     assert os.waitstatus_to_exitcode(ended.wait_status) == -signal.SIGSEGV

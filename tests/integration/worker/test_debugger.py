@@ -262,7 +262,7 @@ def test_a_stop_is_marked_in_the_output(rank: RankProcess) -> None:
 def test_a_forked_process_passes(rank: RankProcess) -> None:
     code = "import os\npid = os.fork()\nif pid == 0:\n    breakpoint()\n    os._exit(0)\nos.waitpid(pid, 0)[1]"
     assert rank.ok(code, cell_number=1) == 0
-    expected = "breakpoint() at Cell In[1]:4 passed: a process that a rank forked has no debugger\n"
+    expected = "breakpoint() at Cell In[1]:4 was passed: a process that a rank forked has no debugger\n"
     assert rank.text("err") == expected
 
 
@@ -277,6 +277,7 @@ def test_after_an_error(rank: RankProcess) -> None:
     assert say(rank, answer.at, "u").startswith("> Cell In[6](3)<module>()")
     assert send(rank, answer.at, DebugCommand.ACTION_LINE, "q").state == DebugAnswer.STATE_GONE
     assert stops(rank, 0) == []
+    assert send(rank, Stop(), DebugCommand.ACTION_POST_MORTEM).state == DebugAnswer.STATE_GONE, "the last run was well"
 
 
 def test_pm_in_a_cell(rank: RankProcess) -> None:

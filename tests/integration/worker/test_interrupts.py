@@ -169,6 +169,43 @@ def test_a_handler_of_the_users_is_told_once_and_only_in_its_run(rank: RankProce
     assert result.outcome == OUTCOME_INTERRUPTED
 
 
+def test_an_interrupt_that_user_code_puts_off_comes_when_it_calls_the_handler_that_was_there_before(
+    rank: RankProcess,
+) -> None:
+    code = (
+        "import signal, time\ngot = []\nold = signal.signal(signal.SIGINT, lambda *args: got.append(args))\n"
+        "print('started')\nwhile not got: time.sleep(0.01)\nsignal.signal(signal.SIGINT, old)\nold(*got[0])\n"
+        "print('never here')"
+    )
+    result = interrupted(rank, start_and_wait(rank, code))
+    assert (result.outcome, result.failure.name) == (OUTCOME_INTERRUPTED, "KeyboardInterrupt")
+    assert "never here" not in rank.text()
+
+
+BLOCKED = """\
+import signal, time
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+print('started')
+while signal.SIGINT not in signal.sigpending(): time.sleep(0.01)
+time.sleep(1.5)  # longer than anything is forced
+print('written')
+"""
+
+
+def test_an_interrupt_of_code_that_blocks_the_signal_comes_when_it_is_unblocked(rank: RankProcess) -> None:
+    code = f"{BLOCKED}signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])\nprint('never here')"
+    spec = start_and_wait(rank, code)
+    assert interrupted(rank, spec).outcome == OUTCOME_INTERRUPTED
+    assert rank.text("out", spec.number) == "started\nwritten\n"
+
+
+def test_a_signal_that_a_cell_left_blocked_interrupts_the_next(rank: RankProcess) -> None:
+    assert interrupted(rank, start_and_wait(rank, BLOCKED)).outcome == OUTCOME_OK
+    spec = start_and_wait(rank, "print('started')\nwhile True: pass")
+    assert interrupted(rank, spec).outcome == OUTCOME_INTERRUPTED
+
+
 def test_an_interrupt_swallowed_by_a_destructor_is_raised_again(rank: RankProcess) -> None:
     result = interrupted(rank, start_and_wait(rank, f"{SWALLOWING}\nwhile True: pass"))
     assert result.outcome == OUTCOME_INTERRUPTED
@@ -252,7 +289,7 @@ def port() -> Iterator[int]:
 def test_an_init_at_a_wrong_address_is_freed_and_says_so_in_a_line(template: TemplateProcess, port: int) -> None:
     """Torch tries on for half an hour, deaf to interrupts, with a page of its stack at each attempt."""
     [rank] = template.fork()
-    rank.ok("from monarch_nb.worker.groups import store_connection as own; own._ATTEMPT_S = own._PATIENCE_S = 0.2")
+    rank.ok("from monarch_nb.worker.groups import store as own; own._ATTEMPT_S = own._PATIENCE_S = 0.2")
     rank.submit(
         "import torch.distributed as dist\n"
         f"dist.init_process_group('gloo', 'tcp://127.0.0.1:{port}', rank=1, world_size=2)"

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-import thp
 from framing import receive_frame
 from integration.live import TIMEOUT_S, Gate, eventually, lives, open_files
 from integration.worker.harness import RankProcess, TemplateProcess, connect
@@ -48,17 +47,6 @@ def test_it_has_one_thread_and_knows_neither_grpc_nor_cuda(template: TemplatePro
     loaded = rank.ok("import sys; sorted(sys.modules)")
     assert not [name for name in loaded if name.split(".")[0] in ("grpc", "jupyter_server", "ipykernel")]
     assert rank.ok("import torch; torch.cuda.is_initialized()") is False
-
-
-def test_when_nothing_is_asked_for_it_makes_later_forks_faster(own_template: MakeTemplate) -> None:
-    if why := thp.why_none():
-        pytest.skip(why)
-    template = own_template()
-    template.wait_ready()
-    template.fork()
-    eventually(lambda: thp.huge_bytes(template.process.pid) >= 4 << 20)
-    template.fork()
-    assert threads_of(template.process.pid) == 1
 
 
 def test_an_exit_is_told_and_kept_until_it_is_forgotten(template: TemplateProcess) -> None:
@@ -137,8 +125,13 @@ def test_ranks_and_a_store_without_torch_import_it_when_it_is_used(own_template:
     port = template.fork_store()
     [store] = template._children
     assert not _has_torch(store), "a mesh that makes no groups needs none"
-    [rank] = template.fork()
+    [rank, cold, own] = template.fork(3)
     assert rank.ok("import sys; 'torch' in sys.modules") is False
+    before = "is_there = 'torch' in __import__('sys').modules\nimport torch\nis_there"
+    assert cold.ok(before) is False, "a cell may set variables before it imports torch itself"
+    assert cold.ok("torch.ones(2).sum().item()") == 2
+    own.ok("device = dist = 'my own'")
+    assert own.ok("device, dist, torch.__name__") == ("my own", "my own", "torch")
     assert rank.ok("device.type") == "cpu", "presets come when they are mentioned"
     assert rank.ok("dist.init_process_group.__globals__['__name__']") == forming.__name__
     code = f"import torch.distributed as d\nd.TCPStore('127.0.0.1', {port}, wait_for_workers=False).add('x', 2)"

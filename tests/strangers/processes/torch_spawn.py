@@ -1,4 +1,5 @@
 # torch.multiprocessing.spawn forms a group of its own, as DDP's tutorials do.
+# ways: script live
 import os
 
 import torch

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from monarch_nb.actor.engine.process import Address, Execution, Process, Runs
+from monarch_nb.actor.engine.process import Address, Execution, Process, Runs, Tag
 from monarch_nb.actor.hosts import ProcMesh
 from monarch_nb.proto.run_pb2 import Death
 
@@ -19,22 +19,16 @@ TIMEOUT_S = 60.0
 
 
 @dataclass
-class FakeTag:
+class FakeTag(Tag):
     runs: Runs = field(default_factory=dict)
     interrupts: int = 0
     killed: str = ""
-
-    def left(self) -> None:
-        """Nobody asks."""
 
     def interrupt(self) -> None:
         self.interrupts += 1
 
     def aftermath(self) -> str:
         return self.killed
-
-    def was_interrupted(self) -> None:
-        """Nobody asks."""
 
 
 class Wire:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from ipykernel.ipkernel import IPythonKernel
 
-from monarch_nb.actor.engine.outcomes import Outcome
+from monarch_nb.actor.engine.calls import Outcome
 from monarch_nb.actor.future import Future, future_of
 from monarch_nb.ground import interrupting
 from unit.actor.network import TIMEOUT_S, FakeTag

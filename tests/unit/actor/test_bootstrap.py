@@ -1,6 +1,7 @@
 """What sets new processes up, before there are other actors in them."""
 
 import asyncio
+import concurrent.futures
 import queue
 import threading
 from collections.abc import Callable
@@ -9,9 +10,9 @@ from typing import Any
 import pytest
 
 from monarch_nb.actor import Actor, ActorMesh, current_rank, endpoint, proc_mesh, this_host, this_proc
-from monarch_nb.actor.bootstrap import sets_up
-from monarch_nb.actor.hosts import find_actors
-from monarch_nb.errors import ActorError, SupervisionError
+from monarch_nb.actor.engine.outside import Address
+from monarch_nb.actor.hosts import find_actors, sets_up
+from monarch_nb.errors import ActorError, SpawnError, SupervisionError
 from unit.actor.network import TIMEOUT_S, Network
 
 events: list[str] = []
@@ -95,6 +96,29 @@ def test_it_comes_before_actors(network: Network, bootstrap: Callable[[], Any]) 
     assert events == ["rank 0", "counter"]
     rank = network.ranks(mesh)[0]
     assert (rank.instances().keys(), len(rank.actors()), len(rank.handles())) == ({"looks"}, 1, 1)
+
+
+def test_who_starts_processes_does_not_wait_for_them(network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: concurrent.futures.Future[list[Address]] = concurrent.futures.Future()
+    monkeypatch.setattr(network.wire(network.client), "spawn_procs", lambda *_: started)
+    mesh = this_host().spawn_procs(bootstrap=_pause)
+    ready = mesh.initialized
+    assert not ready._outcome.is_resolved()
+    started.set_result(network.start(["node0"], 1))
+    assert ready.get(TIMEOUT_S) is True
+    assert events == ["rank 0"]
+
+
+def test_processes_that_can_not_be_started_are_told_to_who_uses_them(
+    network: Network, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: concurrent.futures.Future[list[Address]] = concurrent.futures.Future()
+    started.set_exception(SpawnError("no such python"))
+    monkeypatch.setattr(network.wire(network.client), "spawn_procs", lambda *_: started)
+    mesh = this_host().spawn_procs(bootstrap=_pause)
+    for use in (lambda: mesh.initialized.get(TIMEOUT_S), lambda: mesh.spawn("counter", Counter)):
+        with pytest.raises(SpawnError, match="no such python"):
+            use()
 
 
 @pytest.mark.parametrize("bootstrap", [_spawn_here, _spawn_here_async])

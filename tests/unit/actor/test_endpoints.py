@@ -12,7 +12,6 @@ from monarch_nb.actor import (
     Actor,
     Port,
     ValueMesh,
-    as_endpoint,
     concurrent_endpoint,
     context,
     current_rank,
@@ -52,9 +51,6 @@ class Notes(Actor):
 
     def plain(self, value: int) -> int:
         return value + 1
-
-    def respond(self, port: Port[int]) -> None:
-        port.send(7)
 
 
 class Turns(Actor):
@@ -136,14 +132,10 @@ def test_a_rank_knows_its_place_in_what_was_called_and_results_have_the_shape_of
     assert (program.name, repr(program), current_rank().rank) == ("root", "<root>", 0)
 
 
-def test_plain_methods_are_called_as_endpoints(network: Network) -> None:
+def test_only_endpoints_are_called(network: Network) -> None:
     notes = network.mesh(gpus=1).spawn("notes", Notes)
-    assert as_endpoint(notes.plain).call_one(1).get(TIMEOUT_S) == 2
-    assert as_endpoint(notes.respond, explicit_response_port=True).call_one().get(TIMEOUT_S) == 7
-    with pytest.raises(RuntimeError, match="plain is not annotated as an endpoint"):
+    with pytest.raises(AttributeError, match=r"has no endpoint 'plain': .* has hold, note, notes_so_far, where"):
         notes.plain(1)
-    with pytest.raises(ValueError, match="expected an method of a spawned actor"):
-        as_endpoint(len)
 
 
 class Responder(Actor):

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monarch_nb.actor.shape import Extent, MeshTrait, Point, Region
+from monarch_nb.actor.value_mesh import Extent, MeshTrait, Point, Region
 
 HOSTS_GPUS = Extent(["hosts", "gpus"], [2, 4])
 

@@ -6,8 +6,7 @@ from typing import Any
 import numpy
 import pytest
 
-from monarch_nb.actor.shape import Extent, Point
-from monarch_nb.actor.value_mesh import ValueMesh
+from monarch_nb.actor.value_mesh import Extent, Point, ValueMesh
 
 HOSTS_GPUS = Extent(["hosts", "gpus"], [2, 2])
 
@@ -87,10 +86,10 @@ class TestText:
         for value in ("x" * 10_000, [["x" * 100] * 100] * 100, {n: n for n in range(10_000)}, 10**5000):
             assert len(repr(ValueMesh(Extent({"gpus": 1}), [value]))) < 1100
         lines = repr(ValueMesh(Extent({"gpus": 4096}), list(range(4096)))).splitlines()
-        assert (len(lines), lines[-1]) == (18, "  … and 4080 ranks with other values")
+        assert (len(lines), lines[-1]) == (18, "  … and 4,080 ranks with other values")
         text = repr(ValueMesh(Extent({"gpus": 4096}), [rank % 2 for rank in range(4096)]))
         assert "ranks 0,2,4," in text
-        assert ",… (2048 ranks): 0" in text
+        assert ",… (2,048 ranks): 0" in text
         assert len(text) < 250
 
     def test_odd_values_have_a_text(self) -> None:

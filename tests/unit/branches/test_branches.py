@@ -185,9 +185,9 @@ async def test_what_was_collected_goes_with_the_next_message(tree: Tree) -> None
     stream.say(pb.SessionEvent(finished=pb.Finished(run_id="r", equal=results)))
     await tree.hears(lambda event: event.HasField("finished"))
     tree.branches.collected(["r"])
-    tree.branches.tell(pb.SessionRequest(proceed=pb.Proceed(mesh_id="m", run_id="s")))
-    await stream.gets("proceed")
-    assert [list(request.collected) for request in stream.sent if request.HasField("proceed")] == [["r"]]
+    tree.branches.tell(pb.SessionRequest(end_calls=pb.EndCalls(run_id="s")))
+    await stream.gets("end_calls")
+    assert [list(request.collected) for request in stream.sent if request.HasField("end_calls")] == [["r"]]
     assert not tree.branches.runs, "nothing of it is wanted any more"
 
 

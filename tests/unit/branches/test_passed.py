@@ -102,9 +102,9 @@ def test_a_run_of_somebody_else_is_followed_from_what_was_shown() -> None:
 def test_it_is_taken_in_when_every_node_has_said_so_and_the_last_output_named_counts() -> None:
     run = passed()
     run.on_queued(pb.Queued(run_id="r", number=7, output=4, nodes=ranges(0, 1, 2)))
-    assert not run.is_taken_in
+    assert list(run.not_taken_in) == [3]
     run.on_queued(pb.Queued(run_id="r", number=7, output=4, nodes=ranges(3)))
-    assert run.is_taken_in
+    assert not run.not_taken_in
     run.on_queued(pb.Queued(run_id="r", number=7, output=7, nodes=ranges(2)))
     run.on_queued(pb.Queued(run_id="r", number=7, output=4, nodes=ranges(2)))
     assert dict(request(run, 1, 2).submit.outputs) == {1: 4, 2: 4}

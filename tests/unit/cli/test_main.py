@@ -1,21 +1,32 @@
 """The command line without a pool: what it reads, what it refuses, and how."""
 
 import json
+import os
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from monarch_nb import provision
-from monarch_nb.cli.hints import typed_here
 from monarch_nb.cli.main import main, make_parser
 from monarch_nb.cli.run import exit_status, take_name
+from monarch_nb.client.advice import in_terminal
 from monarch_nb.client.connections.events import Result
-from monarch_nb.client.pools.facts.missing import not_found
-from monarch_nb.client.reservations.known import lists
-from monarch_nb.client.reservations.known.lists import Holdings
+from monarch_nb.client.logs import records
+from monarch_nb.client.pools.choosing import Shape
+from monarch_nb.client.pools.held import not_found
+from monarch_nb.client.reservations import lists
+from monarch_nb.client.reservations.lists import Holdings
 from monarch_nb.config import CONFIG_VARIABLE, HOME_VARIABLE, VERSION
-from monarch_nb.errors import CapacityError, NodeUnreachable, RankFailure, RunFailed
+from monarch_nb.errors import (
+    CapacityError,
+    MonarchNbError,
+    NodeUnreachable,
+    RankFailure,
+    ReservationNotFound,
+    RunFailed,
+)
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.provision import Node, daemons, jobs, known
 from monarch_nb.trust.membership import make_pool
@@ -40,9 +51,19 @@ def refusal(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["staus"], "no command 'staus'; did you mean status?"),
+        (["staus"], "no command 'staus': did you mean status?"),
         (["frobnicate"], "no command 'frobnicate'; there are up, status"),
-        (["logs", "--target", "0"], "unknown flag --target; did you mean --targets?"),
+        (["get", "loss"], "no command 'get': in a notebook it is %mesh pull"),
+        (["sbatch", "train.sh"], "no command 'sbatch': run --noblock starts a script"),
+        (["logs", "--target", "0"], "unknown flag --target: did you mean --targets?"),
+        (["logs", "--zzz"], "unknown flag --zzz; monarch-nb logs --help lists all"),
+        (["logs", "-p"], "unknown flag -p; nearest: --pool; monarch-nb logs --help lists all"),
+        (["release", "--zzz"], "unknown flag --zzz; it has --help (-h), --pool, --all, --save"),
+        (["submit", "train.py"], "you hold no ranks: --nodes 2 --procs 4 reserves ranks"),
+        (["run", "torchrun", "train.py"], "you hold no ranks: --nodes 2 --procs 4 reserves ranks"),
+        (["logs", "dev", "--rank"], "argument -t/--targets: expected one argument"),
+        (["up", "-N", "0"], "nodes must be at least 1, not 0"),
+        (["up", "--nnodes=0", "--nproc_per_node", "2"], "nodes must be at least 1, not 0"),
         (["logs", "-n", "-1"], "--lines is at least 0, not -1"),
         (["up", "--nodes", "0"], "nodes must be at least 1, not 0"),
         (["up", "--gpus", "4"], "invalid choice: '4'"),
@@ -50,13 +71,15 @@ def refusal(capsys: pytest.CaptureFixture[str], *words: str) -> str:
         (["release", "dev", "--all"], "not allowed with"),
         (["logs", "--fold", "number"], "--fold is numbers, times, equal or off, not 'number': did you mean numbers?"),
         (["grow", "dev", "--nodes", "4", "--wait", "soon"], "--wait"),
-        (["run", "train.py"], "nothing is held: --nodes 2 --procs 4 reserves ranks"),
+        (["run", "train.py"], "you hold no ranks: --nodes 2 --procs 4 reserves ranks"),
         (["run", "dev"], "there is no reservation dev; a script of that name is ./dev"),
+        (["reserve", "dev", "--nodes", "2"], "say how many ranks per node: --gpus N, or --procs N for CPU ranks"),
+        (["reserve", "dev", "--procs", "2", "--resume"], "unknown flag --resume"),
+        (["run", "--nproc-per-node", "x", "train.py"], "--nproc-per-node x: give a whole number"),
         (["run", "dev", "--procs", "2", "train.py"], "dev is held already: leave out --nodes, --procs and --gpus"),
         (["run", "--nodes", "2", "train.py"], "say how many ranks per node: --procs N or --gpus N"),
         (["run", "dev", "--nproc", "2", "train.py"], "unknown flag --nproc"),
         (["run", "--use-env", "train.py"], "torchrun's flags are known up to torch 2"),
-        ([], "the following arguments are required: COMMAND"),
     ],
 )
 def test_wrong_usage_is_explained_and_changes_nothing(
@@ -66,10 +89,16 @@ def test_wrong_usage_is_explained_and_changes_nothing(
     assert list(home.iterdir()) == []
 
 
+def test_alone_it_shows_its_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    assert "start the local pool" in capsys.readouterr().err
+
+
 def test_without_a_pool_there_is_nothing_to_do(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for said, lines in {
         "no pool 'local' is up": ("status", "down", "down --force"),
-        "nothing is held": ("list", "release", "release --all"),
+        "nobody holds anything": ("list",),
+        "you hold nothing in the pool local": ("release", "release --all"),
         "[]\n": ("list --json",),
         f"monarch-nb {VERSION}": ("version",),
     }.items():
@@ -163,7 +192,7 @@ def test_a_job_whose_reservation_has_ended_is_ended(
         return "Slurm job 12" if (name, pool) == ("dev", "slurm-dev") else ""
 
     monkeypatch.setattr(jobs, "jobs_of", lambda name: [SimpleNamespace(pool="slurm-dev")] if name == "dev" else [])
-    monkeypatch.setattr("monarch_nb.client.reservations.unattached.end_job_of", end)
+    monkeypatch.setattr("monarch_nb.client.reservations.jobs.end_job_of", end)
     assert main(["release", "dev"]) == 0
     assert capsys.readouterr().out == "dev: no node of it is held; ended Slurm job 12\n"
     assert main(["release", "other"]) == 1
@@ -184,7 +213,7 @@ def test_who_shares_reads_what_others_type(monkeypatch: pytest.MonkeyPatch, caps
     monkeypatch.setattr("monarch_nb.attach", lambda name, pool: held)
     assert main(["share", "dev", "--to", "bob", "--pool", "lab"]) == 0
     assert main(["share", "dev", "--to", "bob", "--run", "--pool", "lab"]) == 0
-    how = "%mesh attach alice/dev --pool lab"
+    how = "monarch-nb logs alice/dev --pool lab"
     assert capsys.readouterr().out.splitlines() == [
         f"dev: bob may see what runs on it ({how})",
         f"dev: bob may run cells on it, with your rights on its nodes ({how})",
@@ -265,10 +294,52 @@ def test_status_says_what_became_of_the_job_of_a_node_that_does_not_answer(
 def test_how_a_pool_is_named_is_a_command_that_works() -> None:
     said = "dev is held in the pool lab: --pool lab, or MONARCH_NB_POOL=lab"
     typed = ["run", "dev", "a.py", "--lr", "3e-4"]
-    assert typed_here(said, typed) == "dev is held in the pool lab: monarch-nb run --pool lab dev a.py --lr 3e-4"
+    assert in_terminal(said, typed) == "dev is held in the pool lab: monarch-nb run --pool lab dev a.py --lr 3e-4"
     options = make_parser().parse_args(["run", "--pool", "lab", "dev", "a.py", "--lr", "3e-4"])
     assert (options.pool, options.script, options.arguments) == ("lab", "dev", ["a.py", "--lr", "3e-4"])
-    assert typed_here(said, ["release", "--pool", "local", "dev"]) == said, "who has named one knows where"
+    assert in_terminal(said, ["release", "--pool", "local", "dev"]) == said, "who has named one knows where"
+
+
+def test_what_is_typed_is_reserved(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    asked: list[tuple[object, dict[str, object]]] = []
+    status = SimpleNamespace(shape="2 nodes × 8 gpus", left="8 h")
+    held = SimpleNamespace(
+        name="dev", pool="slurm-dev", mesh=SimpleNamespace(ranks=range(16)), status=lambda **_: status
+    )
+
+    def reserve(name: str | None, **more: object) -> SimpleNamespace:
+        asked.append((name, {key: value for key, value in more.items() if value}))
+        return held
+
+    monkeypatch.setattr("monarch_nb.reserve", reserve)
+    line = "reserve dev --nodes 2 --gpus 8 --time 8h --env A=1 --env B=2 --wait --share bob:run --on slurm -- -p a100"
+    assert main(line.split()) == 0
+    [(name, more)] = asked
+    assert (name, more.pop("directory"), more.pop("pool")) == ("dev", os.getcwd(), "local")
+    assert callable(more.pop("progress"))
+    assert more == {
+        "nodes": 2,
+        "gpus": 8,
+        "time": 8 * 3600.0,
+        "env": {"A": "1", "B": "2"},
+        "wait": True,
+        "files": True,
+        "share": {"bob": "run"},
+        "on": "slurm",
+        "on_arguments": ("-p", "a100"),
+    }
+    assert capsys.readouterr().out.splitlines() == [
+        "dev: 2 nodes × 8 gpus, 16 ranks held already, 8 h left",
+        "monarch-nb run dev SCRIPT runs a script there, monarch-nb release dev ends it",
+    ]
+    info = SimpleNamespace(name="dev", pool="slurm-dev", held_by_me=True, nodes=2, gpus=8, procs=0)
+    monkeypatch.setattr("monarch_nb.list_everywhere", lambda: SimpleNamespace(reservations=[info]))
+    assert main(["reserve", "dev"]) == 0
+    _, more = asked[-1]
+    assert [more.get(key) for key in ("nodes", "gpus", "procs", "pool")] == [2, 8, None, "slurm-dev"]
+    assert "held already" in capsys.readouterr().out
+    assert main(["reserve", "dev", "--procs", "1", "--env", "NO_WHERE"]) == 0
+    assert capsys.readouterr().err == "--env NO_WHERE changes nothing: it is not set here\n"
 
 
 @pytest.mark.parametrize(
@@ -289,6 +360,68 @@ def test_run_tells_a_name_from_a_script(words: list[str], name: str | None, scri
     assert [options.script, *options.arguments] == script
 
 
+def test_curves_of_what_has_ended_are_in_its_logs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def attach(name: str | None, *, pool: str) -> None:
+        raise ReservationNotFound("nothing to attach to")
+
+    monkeypatch.setattr("monarch_nb.list_reservations", lambda _: [])
+    monkeypatch.setattr("monarch_nb.attach", attach)
+    monkeypatch.setattr(records, "past_log", lambda name, _: object() if name == "dev" else None)
+    assert main(["plot", "dev", "loss"]) == 1
+    said = "monarch-nb: dev has ended: monarch-nb logs dev has the numbers that it printed\n"
+    assert capsys.readouterr().err == said
+    assert main(["plot", "loss"]) == 1
+    assert capsys.readouterr().err == "monarch-nb: nothing to attach to\n"
+
+
+def test_a_pool_that_was_started_for_a_script_stays(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def reserve(*_: object, progress: Callable[[str], None], **__: object) -> None:
+        progress("local pool ready in 4.1 s")
+        raise MonarchNbError("stop here")
+
+    monkeypatch.setattr("monarch_nb.reserve", reserve)
+    for words in ("run --procs 2 train.py", "reserve dev --procs 2"):
+        assert main(words.split()) == 1
+        said = capsys.readouterr().err.splitlines()
+        assert said == ["local pool ready in 4.1 s; monarch-nb down ends it", "monarch-nb: stop here"]
+
+
+def test_run_takes_the_only_reservation_that_fits(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shapes = {"dev": Shape(1, 4, 0), "main": Shape(1, 2, 0), "big": Shape(2, 2, 0)}
+    held = [
+        SimpleNamespace(name=name, shape=shape, procs=shape.procs, gpus=0, size=size, held_by_me=True)
+        for (name, shape), size in zip(shapes.items(), (4, 2, 4), strict=True)
+    ]
+    taken: list[str] = []
+
+    def attach(name: str, *, pool: str) -> None:
+        taken.append(name)
+        raise MonarchNbError("stop here")
+
+    monkeypatch.setattr("monarch_nb.list_reservations", lambda _: held)
+    monkeypatch.setattr("monarch_nb.attach", attach)
+    for words, name in (
+        ("--nproc-per-node 4 train.py", "dev"),
+        ("--nnodes 2 train.py", "big"),
+        ("--nnodes 1 --nproc-per-node 2 train.py", "main"),
+    ):
+        assert main(["run", *words.split()]) == 1
+        assert capsys.readouterr().err == f"on {name}\nmonarch-nb: stop here\n"
+    assert taken == ["dev", "big", "main"]
+    said = refusal(capsys, "run", "--nproc-per-node", "2", "train.py", "--lr", "1 e-4")
+    mine = "dev (1 node × 4 procs), main (1 node × 2 procs), big (2 nodes × 2 procs)"
+    assert f"you hold {mine}: say which: monarch-nb run main --nproc-per-node 2 train.py --lr '1 e-4'" in said
+    del held[1:]
+    assert main(["run", "train.py"]) == 1
+    assert capsys.readouterr().err == "monarch-nb: stop here\n", "nothing is said of the only one"
+
+
 def test_an_unknown_flag_of_run_lists_ours(capsys: pytest.CaptureFixture[str]) -> None:
     assert refusal(capsys, "run", "--noblock", "a.py").count("--") < 17, "ours, not torchrun's"
 
@@ -297,7 +430,7 @@ def test_advice_is_what_one_types_in_a_terminal(capsys: pytest.CaptureFixture[st
     assert main(["run", "dev", "a.py"]) == 1
     assert "%mesh" not in capsys.readouterr().err
     for error in (not_found(None, []), CapacityError("release all reservations (%mesh release NAME): …")):
-        assert "%mesh" not in typed_here(str(error))
+        assert "%mesh" not in in_terminal(str(error))
 
 
 def failure(rank: int, kind: str = "error", **facts: int) -> RankFailure:

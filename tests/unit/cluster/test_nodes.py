@@ -63,18 +63,27 @@ def test_a_reservation_is_released_without_a_lost_node(make: MakeCluster) -> Non
     assert ann.reserve("again", nodes=3).mesh.run("rank").values == [0, 1, 2]
 
 
-def test_one_that_is_released_while_all_its_nodes_are_away_ends_when_they_are_back(make: MakeCluster) -> None:
-    cluster = make(3)
+def test_a_release_needs_one_node_that_answers(make: MakeCluster) -> None:
+    cluster = make(4)
     ann = cluster.client()
     dev = ann.reserve(nodes=2)
+    dev.mesh.run("kept = rank + 3")
     lost = [node for node in cluster.nodes if node.alive]
     for node in lost:
         node.cut()
-    said = [str(one) for one in dev.release()]
-    assert all("then the next command or panel here" in line for line in said)
-    assert ann.reserve("dev").mesh.run("rank").values == [0], "the name is free"
+    with pytest.raises(NodeUnreachable, match=r"dev is not released, because no node of it answers .*: when one does"):
+        dev.release()
+    with pytest.raises(NodeUnreachable, match="%mesh release dev needs one that answers, and %mesh reserve dev --rep"):
+        ann.reserve("dev")
+    assert ann.reserve("dev", replace=True).mesh.run(KEPT).values == [None], "it begins anew on others"
     for node in lost:
         node.mend()
+    cluster.until(lambda: ann.list() == ["dev", "dev"])
+    assert dev.mesh.run("kept").values == [3, 4], "nothing of it was lost"
+    assert ann.attach("dev").id != dev.id, "the name is the newer one's"
+    lost[1].cut()
+    assert "then node" in "; ".join(map(str, dev.release()))
+    lost[1].mend()
     cluster.until(lambda: ann.list() == ["dev"] and sum(living(cluster)) == 1)
 
 
@@ -234,6 +243,7 @@ def test_more_nodes_join_and_leave_beside_main(make: MakeCluster) -> None:
     with pytest.raises(UsageError, match="grown has ranks there"):
         dev.shrink(1)
     assert cluster.client().attach().meshes["grown"].run("rank").values == [0, 1, 2], "a new client finds it"
+    assert cluster.client().reserve().mesh.run("kept").values == [3], "what reserved it still means it"
     dev.stop_mesh("grown")
     assert cluster.client().attach().nodes == 3, "nodes without ranks are held all the same"
     assert dev.grow(3).joined == (), "the mesh alone is missing"
@@ -257,20 +267,25 @@ def test_a_mesh_that_is_stopped_ends_on_a_node_that_was_away(make: MakeCluster) 
     assert dev.shrink(1).left == ("node1",)
 
 
-def test_what_is_left_of_a_mesh_leaves_its_name_to_another(make: MakeCluster) -> None:
-    cluster = make(3)
-    dev = cluster.client().reserve()
-    dev.grow(2)
-    dev.grow(3, mesh="all")
-    dev.stop_mesh("all")
-    _, second, third = cluster.nodes
-    for node in (second, third):
-        node.kill()
-    assert dev.shrink(1).left == ("node1", "node2"), "nobody says which of them had a part of grown"
-    second.start()
-    cluster.until(lambda: living(cluster)[1] == 0)
-    assert dev.grow(2).is_new_mesh
-    assert cluster.client().attach().meshes["grown"].run("rank").values == [0, 1]
+def test_no_node_is_given_back_where_ranks_are(make: MakeCluster) -> None:
+    cluster = make(3, 2)
+    dev = cluster.client().reserve(nodes=2)
+    call(dev.meshes.spawn(dev.meshes.addresses[1:], {"procs": 1}, "beside"))
+    beside = dev.meshes["beside"]
+    dev.mesh.run("kept = rank + 3")
+    beside.run("kept = 5")
+    with pytest.raises(UsageError, match="node1 would be given back, but main, beside have ranks there: main stays on"):
+        dev.shrink(1)
+    dev.grow(3)
+    with pytest.raises(UsageError, match="node2 would be given back, but grown has ranks there: %mesh stop grown ends"):
+        dev.shrink(2)
+    cluster.nodes[2].kill()
+    with pytest.raises(UsageError, match="grown has ranks there"):
+        dev.shrink(2)
+    cluster.nodes[2].start()
+    dev.stop_mesh("grown")
+    assert dev.shrink(2).left == ("node2",)
+    assert (dev.mesh.run("kept").values, beside.run("kept").values) == ([3, 4], [5]), "others live on"
 
 
 def test_more_nodes_are_waited_for(make: MakeCluster) -> None:
@@ -341,7 +356,7 @@ def test_a_new_client_attaches_without_a_lost_node_and_releases(make: MakeCluste
     assert dev.mesh.select([1, 2]).run("kept").values == [1, 2]
     shown = "\n".join(map(str, shown_logs(dev.mesh, 1, None)))
     assert "[1-2] kept" in shown
-    assert shown.endswith("node0 does not answer: what rank 0 wrote is not here")
+    assert "what rank 0 wrote is not here: node0 " in shown.splitlines()[-1]
     assert str(dev.release()[0]).startswith("node0 does not answer: its ranks go on until it does")
     cluster.nodes[0].mend()
     cluster.until(lambda: living(cluster) == [0, 0, 0])
@@ -409,3 +424,20 @@ def test_all_nodes_are_away_while_a_cell_runs(make: MakeCluster) -> None:
         node.mend()
     cluster.until(lambda: not any(recorder.notices.values()))
     assert sorted(run.interrupt().stopped) == [0, 1]
+
+
+def test_a_release_is_whole_although_the_node_that_was_told_dies_before_it_hears_of_the_silent_one(
+    make: MakeCluster,
+) -> None:
+    cluster = make(2)
+    ann = cluster.client()
+    held = ann.reserve(nodes=2)
+    silent, told = cluster.nodes
+    silent.cut()
+    cluster.wire.fates[ann.life, "Release is done"] = told.kill
+    with pytest.raises(NodeUnreachable, match="release it again"):
+        ann.life.call(held.release)
+    told.start()
+    silent.mend()
+    cluster.until(lambda: not any(node.node.state.leases or node.alive for node in cluster.nodes), within_s=90)
+    assert ann.list() == []

@@ -8,6 +8,7 @@ import pytest
 
 from cluster import Client, Cluster
 from monarch_nb import Reservation
+from monarch_nb.client.connections.events import QUEUE_NOTICE
 from monarch_nb.errors import AccessDenied
 from unit.cluster.conftest import MakeCluster
 from unit.cluster.test_reattach import Recorder
@@ -60,6 +61,23 @@ def test_who_may_run_cells_waits_in_the_same_queue(cluster: Cluster, dev: Reserv
     assert [info.owner for info in dev.mesh.runs()] == ["", "bob"]
     assert run.result() == [10]
     assert hers.done
+
+
+def test_only_who_holds_it_is_told_how_to_stop_what_a_cell_waits_for(
+    cluster: Cluster, dev: Reservation, bob: Client
+) -> None:
+    dev.share("bob", "run")
+    dev.mesh.submit("await sleep(60)")
+    told = {}
+    for reservation in (dev, bob.attach()):
+        reservation.mesh.submit("rank", cell_number=3, listener=(recorder := Recorder()))
+        cluster.settle()
+        told[reservation] = recorder.notices[QUEUE_NOTICE]
+    assert list(told.values()) == [
+        "waits for: run 1 (await sleep(60)); %mesh interrupt stops it",
+        "waits for: ann's run 1 (await sleep(60)); ann's run 2, cell [3] (rank)",
+    ]
+    assert str(dev.mesh.interrupt()).startswith("interrupted run 1")
 
 
 def test_what_is_followed_ends_when_it_is_shared_no_longer_and_goes_on_when_it_is_again(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cluster import Cluster
-from monarch_nb.client.connections import tree
+from monarch_nb.client.connections import session
 from monarch_nb.client.connections.events import QUEUE_NOTICE
 from monarch_nb.client.meshes.mesh import Mesh
 from monarch_nb.errors import NodeUnreachable, RunFailed
@@ -20,13 +20,12 @@ WHOLE = {rank: f"before {rank}\nafter {rank}\n" for rank in range(NODES)}
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """As with many nodes: the client talks to the first of them only, and each passes things on to two."""
-    monkeypatch.setattr(tree, "DIRECT_NODES", 2)
+    monkeypatch.setattr(session, "FEW_NODES", 2)
 
 
 def held(cluster: Cluster) -> Mesh:
     mesh = cluster.client().reserve(nodes=NODES).mesh
     mesh.run("pass")
-    assert mesh.core.tree is not None
     return mesh
 
 
@@ -86,6 +85,29 @@ def test_an_allocator_is_killed_while_ranks_print(make: MakeCluster, dead: int) 
     assert run.result() == list(range(NODES))
     assert recorder.texts == WHOLE
     assert mesh.run("rank").values == list(range(NODES))
+
+
+@pytest.mark.parametrize("few", [2, 16], ids=["tree", "one level"])
+@pytest.mark.parametrize("lost", [0, 1, 3], ids=["first", "inner", "leaf"])
+def test_what_runs_on_other_nodes_goes_on_while_one_is_replaced(
+    make: MakeCluster, monkeypatch: pytest.MonkeyPatch, lost: int, few: int
+) -> None:
+    """The new node has no part of it, now or later."""
+    monkeypatch.setattr(session, "FEW_NODES", few)
+    cluster = make(NODES + 1)
+    dev = cluster.client().reserve(nodes=NODES)
+    recorder = Recorder()
+    run = dev.mesh.submit(CELL, listener=recorder)
+    cluster.sleep(5)
+    cluster.nodes[lost].cut()
+    cluster.sleep(5)
+    [replaced] = dev.replace()
+    assert (replaced.new, replaced.ranks) == (f"node{NODES}", (lost,))
+    with pytest.raises(RunFailed, match=f"node{NODES} has the place of its node, node{lost}"):
+        run.result()
+    assert [failure.rank for failure in run.failures] == [lost]
+    assert recorder.texts == {**WHOLE, lost: f"before {lost}\n"}
+    assert dev.mesh.run("rank").values == list(range(NODES))
 
 
 def test_cells_run_on_the_others_while_the_first_allocators_are_away(make: MakeCluster) -> None:

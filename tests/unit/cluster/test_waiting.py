@@ -143,21 +143,6 @@ def test_a_cell_that_goes_on_says_who_waits_for_its_nodes(make: MakeCluster) -> 
     run.result()
 
 
-def test_who_holds_more_waits_longer(make: MakeCluster) -> None:
-    """Ann holds half of the pool and waits for the rest; bob, who holds nothing, comes after her and is first."""
-    cluster = make(2)
-    cluster.client().reserve("anns")
-    carols = cluster.client("carol").reserve("carols")
-    ann, bob = Waiter(cluster, "ann"), Waiter(cluster, "bob")
-    assert bob.last.startswith("1st in line")
-    cluster.until(ann.has_said("2nd in line"))
-    carols.release()
-    bob.work.result()
-    cluster.settle()
-    assert ann.last.startswith("1st in line")
-    assert not ann.work.done
-
-
 LIMITS = """contact = "carol"
 
 [people."*"]

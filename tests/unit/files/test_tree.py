@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monarch_nb.errors import UsageError
-from monarch_nb.files.chunks import hash_of
+from monarch_nb.files.content import new_hash
 from monarch_nb.files.tree import apply_change, check_change, difference, link_leaves, printable
 from monarch_nb.proto.files_pb2 import TreeChange, TreeEntry
 
@@ -19,8 +19,7 @@ def file(path: bytes, content: bytes = b"x", mode: int = 0o644, modified_ns: int
         mode=mode,
         size_bytes=len(content),
         modified_ns=modified_ns,
-        hashes=hash_of(content) if content else b"",
-        sizes_bytes=[len(content)] if content else [],
+        hash=new_hash(content).digest(),
     )
 
 
@@ -50,9 +49,9 @@ class TestCheck:
 
     def test_other_facts_that_are_refused(self) -> None:
         entry = file(b"a")
-        entry.size_bytes = 5
+        entry.hash = b"short"
         for change, said in (
-            (TreeChange(changed=[entry]), "chunks of 'a'"),
+            (TreeChange(changed=[entry]), "'a' is a file without a hash"),
             (TreeChange(changed=[file(b"a", mode=0o4755)]), "bad mode 4755"),
             *[(TreeChange(mount=mount), "no name in a workspace") for mount in ("../x", "a/b", ".x")],
         ):

@@ -3,12 +3,15 @@
 import inspect
 import json
 import pickle
+from dataclasses import replace
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
 from monarch_nb import errors
-from monarch_nb.errors import MonarchNbError, RankFailure, RunFailed
+from monarch_nb.errors import MonarchNbError, NoProcessGroup, RankFailure, RunFailed
+from monarch_nb.ground.escapes import strip
 from monarch_nb.mismatches import Called
 
 CLASSES = [value for value in vars(errors).values() if inspect.isclass(value) and issubclass(value, MonarchNbError)]
@@ -104,6 +107,22 @@ class TestRunFailed:
         first, second = RankFailure(0, "h", **facts), RankFailure(1, "h", **(facts | {field: value}))  # type: ignore[arg-type]
         assert len(RunFailed(failures=[first, second]).groups()) == 2
 
+    def test_tracebacks_that_differ_in_a_number_are_one_on_few_ranks_too(self) -> None:
+        def failed(rank: int, index: int, line: int = 7) -> RankFailure:
+            message = f"index {index} is out of bounds"
+            rendered = f'File "train.py", line {line}, in step\nIndexError: {message}'
+            return RankFailure(rank, "h", "error", "IndexError", message, rendered, f"train.py:{line}")
+
+        failures = [failed(0, 4), failed(1, 5), failed(2, 6), failed(5, 5, line=9)]
+        error = RunFailed(failures=failures)
+        assert [(ranks, failure.message) for ranks, failure in error.groups()] == [
+            ([0, 1, 2], "index 4–6 is out of bounds"),
+            ([5], "index 5 is out of bounds"),
+        ]
+        assert str(error).count("line 7, in step\nIndexError: index 4–6 is out of bounds") == 1
+        assert error.failures[1].message == "index 5 is out of bounds", "each rank's own is there"
+        assert len(error.groups(fold=False)) == 4
+
     def test_a_script_reads_the_tracebacks_as_plain_text_equal_ones_once(self) -> None:
         same = [
             RankFailure(r, "node0", "error", "E", "e", "\x1b[31mTraceback\x1b[0m\nE: e", "train.py:3")
@@ -155,18 +174,19 @@ class TestRunFailed:
 class TestCollectivesThatDoNotMatch:
     DIED = "killed by signal 6 (SIGABRT): collectives do not match: Gloo got 4,096 bytes of a peer where this …"
 
-    def failed(self, numbers: list[int], size: int = 4, message: str = DIED) -> RunFailed:
+    def failed(self, numbers: list[int], size: int = 4, message: str = DIED, *stack: str) -> RunFailed:
         called = [Called("the default group", size, 17, f"all_reduce of float32[{number}]") for number in numbers]
         lost = [
             RankFailure(rank, "host0", "error", "ProcessGroupAborted", "interrupted in all_reduce", called=each)
             for rank, each in enumerate(called)
         ]
-        return RunFailed(failures=[*lost, RankFailure(3, "host0", "died", "RankDied", message)])
+        died = RankFailure(3, "host0", "died", "RankDied", message, stderr_tail=stack)
+        return RunFailed(failures=[*lost, died])
 
     def test_the_rank_that_died_of_them_says_who_has_called_what(self) -> None:
         failed = self.failed([8, 1024, 8])
         said = "call 17 in the default group is all_reduce of float32[8] on ranks 0,2, "
-        said += "all_reduce of float32[1024] on rank 1"
+        said += "all_reduce of float32[1024] on rank 1, an unknown call on rank 3: shapes differ"
         assert failed.failures[3].message == f"killed by signal 6 (SIGABRT): collectives do not match: {said}"
         rebuilt = MonarchNbError.from_facts(json.loads(json.dumps(failed.to_facts())))
         for again in (RunFailed(failures=failed.failures.values()), rebuilt):
@@ -174,7 +194,10 @@ class TestCollectivesThatDoNotMatch:
             assert again.failures == failed.failures, "said once, also where the failures are shown elsewhere"
 
     def test_it_is_the_odd_one_where_all_others_have_called_the_same(self) -> None:
-        assert self.failed([8, 8, 8]).failures[3].message.endswith("on ranks 0-2; rank 3 called something else")
+        assert self.failed([8, 8, 8]).failures[3].message.endswith("on ranks 0-2, something else on rank 3")
+        stack = '  File "torch/distributed/distributed_c10d.py", line 9 in all_reduce'
+        told = self.failed([8, 8, 8], 4, self.DIED, stack).failures[3].message
+        assert told.endswith("of float32[8] on ranks 0-2, all_reduce on rank 3: shapes or dtypes differ")
         assert self.failed([8, 8, 8], size=5).failures[3].message.endswith("on ranks 0-2"), "or a fifth"
         assert self.failed([8, 1024, 8], message="out of memory").failures[3].message == "out of memory"
         assert self.failed([]).failures[3].message == self.DIED, "nobody knows more"
@@ -200,3 +223,44 @@ def test_a_command_of_nodes_fails_on_nodes_not_on_ranks() -> None:
     again = MonarchNbError.from_facts(failed(4).to_facts())
     assert isinstance(again, RunFailed)
     assert again.failures[4].of_node
+
+
+def test_who_raised_and_lives_on_can_be_looked_into() -> None:
+    """Not what was never compiled, nor what no code of theirs raised, nor who failed because of peers, nor what has
+    ended."""
+    raised = RankFailure(1, "node0", "error", "ValueError", "bad", rendered="Traceback …", where="cell 1:3")
+    pushed = RankFailure(0, "node0", "error", "NameError", "what is pushed needs file", rendered="Traceback …")
+    odd = RankFailure(2, "node0", "error", "SyntaxError", "incomplete input", rendered="  x = (", where="cell 1:1")
+    after = RankFailure(3, "node0", "error", "ProcessGroupAborted", "rank 1 failed", rendered="Traceback …")
+    failed = RunFailed(
+        failures=[pushed, raised, odd, after], run=SimpleNamespace(ranks=(0, 1, 2, 3), mesh=Mock(flag=""))
+    )
+    assert "debug" not in "\n".join(failed._render_traceback_())
+    failed.is_held = True
+    said = "%mesh debug --post-mortem -t 1 shows where it was, with all variables"
+    assert failed._render_traceback_()[-1] == said
+    for name in ("SystemExit", "StdinNotImplementedError", "MeshMismatch", "ModuleNotFoundError"):
+        failed = RunFailed(failures=[replace(raised, name=name)], run=SimpleNamespace(ranks=(1,), mesh=Mock(flag="")))
+        failed.is_held = True
+        assert "debug" not in "\n".join(failed._render_traceback_()), "the message says everything"
+
+
+def test_who_has_no_group_reads_what_to_call_first_and_last() -> None:
+    rendered = "NoProcessGroup      Traceback (most recent call last)\n----> 1 dist.all_reduce(x)\n\n"
+    said = str(NoProcessGroup())
+    rendered += f"NoProcessGroup: {said}"
+    without = [RankFailure(rank, "node0", "error", "NoProcessGroup", said, rendered=rendered) for rank in (0, 1)]
+    failed = RunFailed(failures=without, run=SimpleNamespace(ranks=(0, 1), mesh=Mock(flag="")))
+    failed.is_held = True
+    lines = [strip(line) for line in failed._render_traceback_()]
+    assert lines[0] == f"ranks 0-1 (node0): {said}"
+    assert lines[-1] == f"NoProcessGroup: {said}"
+    assert "dist.init_process_group()" in said
+
+
+def test_a_remedy_is_the_last_line() -> None:
+    unknown = RankFailure(0, "node0", "error", "NameError", "name 'lr' is not defined", rendered="Traceback …")
+    failed = RunFailed(failures=[unknown], run=SimpleNamespace(ranks=(0,), mesh=Mock(flag="")))
+    failed.is_held, failed.remedy = True, "%mesh push lr"
+    assert failed._render_traceback_()[-1] == "%mesh push lr"
+    assert "debug" not in "\n".join(failed._render_traceback_())

@@ -10,9 +10,9 @@ import pytest
 
 from monarch_nb.cli import main as cli
 from monarch_nb.client.connections.events import Text
-from monarch_nb.client.debug.terminal import say
+from monarch_nb.client.debug.answering import say
+from monarch_nb.client.instruments.top import TerminalScreen
 from monarch_nb.client.runs.printed import shown_here
-from monarch_nb.client.top.terminal import TerminalScreen
 from monarch_nb.notebook.output.publishing import printing
 
 TEXT = "caf\u00e9 \u2713 \udc80\n"

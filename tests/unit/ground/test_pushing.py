@@ -150,6 +150,17 @@ def test_a_class_that_the_ranks_have_is_theirs(mains: Mains) -> None:
     assert there.Net().share == 2.1
 
 
+@pytest.mark.parametrize("wrapper", ["functools.cache", "functools.cached_property", "functools.singledispatchmethod"])
+def test_a_class_whose_wrapped_method_was_edited_is_another_one(mains: Mains, wrapper: str) -> None:
+    code = f"import functools\nclass Net:\n  @{wrapper}\n  def size(self, *_): return 1\n"
+    mains.define(mains.here, code)
+    theirs = mains.push("Net").Net
+    mains.define(mains.here, code)
+    assert mains.push("Net").Net is theirs
+    mains.define(mains.here, code.replace("return 1", "return 2"))
+    assert mains.push("Net").Net is not theirs
+
+
 def test_an_array_may_have_the_name_of_a_class(mains: Mains) -> None:
     mains.define(mains.here, "import numpy as np\nnet = Net()\nNet = np.zeros(3)\n")
     assert mains.push("net").net.share == 0.2
@@ -178,3 +189,104 @@ def test_source_comes_along(mains: Mains, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.delitem(linecache.cache, name)
     there = unpack_pickle(bytearray(data))
     assert inspect.getsource(there["fails"]) == "def fails():\n    return 1 / 0  # here\n"
+
+
+WRAPPED = """
+import functools, typing
+lr = 0.1
+@functools.lru_cache(maxsize=7)
+def cached(x): return x * lr + rank
+@functools.cache
+def fibonacci(n): return n if n < 2 else fibonacci(n - 1) + fibonacci(n - 2)
+def caller(): return cached(2)
+class Reader:
+    @functools.lru_cache
+    def read(self): return lr + rank
+    @functools.cached_property
+    def size(self): return lr * rank
+    @functools.singledispatchmethod
+    def kind(self, x): return "any", lr
+    @kind.register
+    def _(self, x: int): return "int", lr
+def maker():
+    @functools.cache
+    def inner(x): return x + lr + rank
+    return inner
+inner = maker()
+@functools.singledispatch
+def kind(x): return "any", lr
+@kind.register
+def _(x: int): return "int", rank
+@kind.register(Reader)
+def of_reader(x): return "reader", lr
+class Retry:
+    def __init__(self, function):
+        functools.update_wrapper(self, function)
+        self.function = function
+    def __call__(self, *args): return self.function(*args)
+@Retry
+def retried(x): return x * lr
+half = functools.partial(cached, 4)
+bound = Reader().read
+class Method:
+    go = functools.partialmethod(lambda self, x: x * lr, 3)
+Key = typing.NewType("Key", int)
+def of_key(): return Key(3) * lr
+P, T = typing.ParamSpec("P"), typing.TypeVar("T")
+def typed(function: typing.Callable[P, T]) -> typing.Callable[P, T]:
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> T: return function(*args, **kwargs)
+    return wrapper
+@typed
+def of_typed(x): return x * lr
+"""
+
+
+@pytest.mark.parametrize(
+    ("names", "value"),
+    [
+        ("cached", lambda there: (there.cached(3), there.cached.cache_parameters(), there.cached.__name__)),
+        ("fibonacci", lambda there: (there.fibonacci(30), there.fibonacci.__wrapped__.__globals__ is vars(there))),
+        ("caller", lambda there: there.caller()),
+        ("inner", lambda there: there.inner(1)),
+        ("Reader", lambda there: (there.Reader().read(), there.Reader().size)),
+        ("Reader", lambda there: (there.Reader().kind(1), there.Reader().kind("a"))),
+        ("kind Reader", lambda there: (there.kind(1), there.kind("a"), there.kind(there.Reader()))),
+        ("kind Reader", lambda there: there.kind.register(str)(len) is len and there.kind("four")),
+        ("retried", lambda there: (there.retried(3), there.retried.__name__)),
+        ("half", lambda there: there.half()),
+        ("bound", lambda there: there.bound()),
+        ("Method", lambda there: there.Method().go()),
+        ("of_typed typed", lambda there: (there.of_typed(2), there.typed(len)("four"))),
+        ("of_key", lambda there: (there.of_key(), there.Key.__supertype__)),
+    ],
+)
+def test_what_wraps_a_function_arrives_as_a_cell_would_define_it(
+    mains: Mains, names: str, value: Callable[[Any], Any]
+) -> None:
+    mains.define(mains.here, WRAPPED)
+    mains.there.lr = 0.25  # type: ignore[attr-defined]
+    pushed = value(mains.push(*names.split()))
+    mains.there = types.ModuleType("__main__")
+    vars(mains.there).update(rank=5)
+    mains.define(mains.there, f"{WRAPPED}lr = 0.25\n")
+    assert pushed == value(mains.there)
+
+
+def test_a_cached_helper_that_came_along_is_renewed(mains: Mains) -> None:
+    mains.define(mains.here, WRAPPED)
+    assert mains.push("caller").caller() == 5.2
+    mains.define(mains.here, "@functools.cache\ndef cached(x): return 'edited'\n")
+    assert mains.push("caller").caller() == "edited"
+
+
+def test_what_pickles_by_its_name_alone_is_the_ranks_own_or_missed(mains: Mains) -> None:
+    mains.define(mains.here, "class Named:\n  def __reduce__(self): return 'named'\nnamed = Named()\n")
+    mains.define(mains.here, "def of_named(): return named\n")
+    for pushed in ("named", "of_named"):
+        with pytest.raises(
+            PickleError if pushed == "named" else NameError,
+            match=r"named \(Named\) can not be pickled: it pickles only by its name; ",
+        ):
+            mains.push(pushed)
+    theirs = vars(mains.there)["named"] = object()
+    assert mains.push("of_named").of_named() is theirs

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from monarch_nb.ground.read_at_start import noting, of_start, set_before_imports
+from monarch_nb.ground.read_at_start import noting, of_start, set_before_imports, set_late, when_read
 
 BASE = {"LANG": "C", "HOME": "/home/ann"}
 
@@ -17,6 +17,7 @@ BASE = {"LANG": "C", "HOME": "/home/ann"}
         *(
             "PYTHONHASHSEED",
             "PYTHONOPTIMIZE",
+            "PYTHONSAFEPATH",
             "LD_PRELOAD",
             "LD_LIBRARY_PATH",
             "MALLOC_ARENA_MAX",
@@ -41,6 +42,14 @@ def test_what_is_read_at_the_start_must_be_there_then(name: str) -> None:
 )
 def test_all_others_are_as_fast_as_ever(name: str) -> None:
     assert of_start({name: "1"}, BASE, {"COLUMNS", "RANK"}) == {}
+
+
+def test_an_empty_one_is_as_none_to_those_that_read_it_at_the_start() -> None:
+    empty = dict.fromkeys(("PYTHONVERBOSE", "LC_ALL", "LD_PRELOAD"), "")
+    assert of_start(empty, BASE, ()) == {}
+    assert of_start(empty, BASE | dict.fromkeys(empty, "1"), ()) == empty, "it takes away what the node has"
+    assert of_start({"PYTHONTZPATH": ""}, BASE, {"PYTHONTZPATH"}) == {"PYTHONTZPATH": ""}, "a module has read it"
+    assert of_start({"TORCH_LOGS": ""}, BASE, ()) == {"TORCH_LOGS": ""}
 
 
 @pytest.mark.parametrize(
@@ -83,3 +92,20 @@ def test_what_modules_read_is_noted_and_not_what_is_copied(monkeypatch: pytest.M
         assert "NOT_THERE" not in os.environ
     assert read == {"HF_HOME", "IS_THERE", "NOT_THERE"}
     assert type(os.environ) is kind
+
+
+def test_what_is_set_or_deleted_after_it_was_read_is_late() -> None:
+    started = {"TORCH_LOGS": "dynamo", "HF_HOME": "/a", "MKL_NUM_THREADS": "1", "HOME": "/home/ann"}
+    now = {"HF_HOME": "/b", "MKL_NUM_THREADS": "1", "HOME": "/tmp", "OMP_NUM_THREADS": "2", "NCCL_DEBUG": "INFO"}
+    late = ["HF_HOME", "OMP_NUM_THREADS", "TORCH_LOGS"]
+    assert set_late(started, now | {"TORCHINDUCTOR_CACHE_DIR": "/tmp", "RANK": "1"}, {"HF_HOME"}) == late
+
+
+def test_it_is_said_what_reads_them() -> None:
+    assert when_read(["TORCHINDUCTOR_CACHE_DIR"], ["torch", "torch.nn"]) == (
+        "TORCHINDUCTOR_CACHE_DIR: read when torch is imported"
+    )
+    assert when_read(["A", "PYTHONHASHSEED", "B"], ["torch", "mine"]) == (
+        "A, B: read when torch, mine are imported; PYTHONHASHSEED: read when Python starts"
+    )
+    assert when_read(["MKL_X"], []) == "MKL_X: read when a module is imported"

@@ -27,7 +27,7 @@ SEEN_RUNNING = [
         {"loss": 1.96, "grad_norm": 6.081, "learning_rate": 3.75e-05, "epoch": 0.5},
         "epoch",
     ),
-    ("100%|██████████| 4/4 [00:00<00:00, 12.61it/s]", {"it/s": 12.61}, [4]),
+    ("100%|██████████| 4/4 [00:00<00:00, 12.61it/s]", {"it/s": 12.61}, [4, 4]),
     # Lightning 2.6.6 with TQDMProgressBar
     (
         "Epoch 1: 100%|██████████| 3/3 [00:00<00:00, 561.24it/s, train_loss=0.0766]",
@@ -83,7 +83,7 @@ FROM_SOURCE = [
     (
         "5/100 ━━━━━━━━━━ 1s 12ms/step - accuracy: 0.5012 - loss: 0.3000",
         {"accuracy": 0.5012, "loss": 0.3},
-        [5],
+        [5, 100],
     ),
 ]
 OTHERS = [
@@ -92,6 +92,8 @@ OTHERS = [
     ("loss: inf  grad_norm: -inf", {"loss": float("inf"), "grad_norm": float("-inf")}, "line"),
     ("tokens: 1,024 took 3.2 s, loss 2.3", {"tokens": 1024, "took": 3.2, "loss": 2.3}, "line"),
     ("INFO:root:step: 5 loss: 2.5", {"step": 5, "loss": 2.5}, [5]),
+    ("epoch 2 step 5 loss 2.5", {"epoch": 2, "step": 5, "loss": 2.5}, [5, 2]),
+    ("{'loss': 2.5, 'epoch': 0.5, 'step': 5}", {"epoch": 0.5, "step": 5, "loss": 2.5}, [5]),
     ("Epoch 1, batch 30, loss = 0.5", {"Epoch": 1, "batch": 30, "loss": 0.5}, "line"),
     ("layer12.grad: 0.5 top5 0.9", {"layer12.grad": 0.5, "top5": 0.9}, "line"),
     # what is no number, or has no name

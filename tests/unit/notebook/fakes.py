@@ -14,13 +14,13 @@ from IPython.core.interactiveshell import ExecutionResult, InteractiveShell
 
 from monarch_nb.client.connections.events import Event, Finished, Result, Text
 from monarch_nb.client.doctor.diagnosis import Diagnosis, Difference
-from monarch_nb.client.files.sync_report import Differences, Pending, SyncReport
+from monarch_nb.client.files.transfer import Differences, Pending, SyncReport
 from monarch_nb.client.logs.records import LogRecord
-from monarch_nb.client.pools.facts.infos import EndedReservation, RankInfo, ReservationInfo, RunInfo, StackReport
-from monarch_nb.client.pools.leasing.releasing import KeptFiles, ReleasedLater
+from monarch_nb.client.pools.infos import EndedReservation, RankInfo, ReservationInfo, RunInfo, StackReport
+from monarch_nb.client.pools.leasing import KeptFiles, ReleasedLater
 from monarch_nb.client.presenting import served_notebook
-from monarch_nb.client.reservations.known.lists import Holdings
-from monarch_nb.client.runs.interrupts.interrupt_report import InterruptReport
+from monarch_nb.client.reservations.lists import Holdings
+from monarch_nb.client.runs.interrupting import InterruptReport
 from monarch_nb.client.scripts.script import Script
 from monarch_nb.errors import (
     MonarchNbError,
@@ -49,6 +49,7 @@ class FakeRun:
         self.is_script = False
         self.cut_off = False  # what is left can not be reached
         self.seen = False
+        self.owner = ""
         self.notebook = served_notebook()
         self.submitted_at = time.time()
         self.interrupts: list[bool] = []
@@ -71,7 +72,7 @@ class FakeRun:
         for rank in self.ranks:
             failure = failed.get(rank)
             outcome: Any = "ok" if failure is None else failure.kind
-            self.results[rank] = Result(rank, outcome, 0.1, failure=failure)
+            self.results[rank] = Result(rank, outcome, 0.0 if outcome == "cancelled" else 0.1, failure=failure)
             self.say(self.results[rank])
         self.say(Finished())
         self._done.set()
@@ -144,7 +145,10 @@ class FakeRun:
         title = self.title.strip().splitlines()[0]
         return RunInfo(
             *(self.id, self.number, title, self.ranks, finished, self.seen, self.submitted_at, self.cell_number),
+            running_s=max((result.duration_s for result in self.results.values()), default=0.0),
             notebook=self.notebook,
+            owner=self.owner,
+            stopped=tuple(rank for rank, of in self.results.items() if of.outcome in ("interrupted", "cancelled")),
             mesh="" if self.mesh.name == "main" else self.mesh.name,
         )
 
@@ -167,6 +171,7 @@ class FakeMesh:
         self.core = SimpleNamespace(
             ranks_per_node=per_node,
             armed_saves=None,
+            is_over=False,
             by_node=lambda ranks: {
                 node: [rank for rank in ranks if rank // per_node == node]
                 for node in {rank // per_node for rank in ranks}
@@ -328,6 +333,7 @@ class FakeReservation:
         self.left_s: tuple[float | None, float | None] = (None, None)
         self.shares: dict[str, str] = {}
         self.pool, self.node_names = "lab", [f"node{node}" for node in range(nodes)]
+        self.attached: tuple[str, ...] = ()
 
     @property
     def full_name(self) -> str:
@@ -367,6 +373,7 @@ class FakeReservation:
     def info(self) -> ReservationInfo:
         where = self.notebook, time.time() - 90, tuple(self.mesh.status()), self.nodes - self.nodes_silent
         left: dict[str, Any] = {"time_left_s": self.left_s[0], "idle_left_s": self.left_s[1], "pool": self.pool}
+        left["attached"] = self.attached
         size, shape = len(self.mesh.ranks), (self.nodes, self.procs, self.gpus)
         return ReservationInfo(self.name, self.id, self.owner, *shape, *where, size, self.directory, **left)
 
@@ -382,6 +389,7 @@ class FakeClient:
         self.ended: list[EndedReservation] = []
         self.ctrl_c = 0
         self.cancelled = ""
+        self.steps = ["forking ranks"]
         self.kept: list[KeptFiles | ReleasedLater] = []
         self.on_submit: Callable[[FakeRun], None] = FakeRun.finish
         self.on_attach: Callable[[FakeRun], None] = lambda run: None
@@ -397,7 +405,8 @@ class FakeClient:
             for kept in self.held[name].release():
                 progress(str(kept))
         if name not in self.held:
-            progress("forking ranks")
+            for step in self.steps:
+                progress(step)
             self.held[name] = FakeReservation(self, name, nodes, procs or options["gpus"], options["notebook"])
         return self.held[name]
 

@@ -7,7 +7,19 @@ from unittest.mock import Mock
 
 import pytest
 
-from monarch_nb.errors import PickleError, RankFailure, RunFailed, TargetError, UsageError
+import monarch_nb
+from monarch_nb.client.logs.records import LogRecord
+from monarch_nb.errors import (
+    PickleError,
+    RankFailure,
+    ReservationExpired,
+    ReservationNotFound,
+    ReservationReleased,
+    RunFailed,
+    TargetError,
+    UsageError,
+)
+from monarch_nb.notebook.commands import subcommands
 from unit.notebook.fakes import FakeClient, FakeMesh, Notebook
 
 
@@ -56,6 +68,61 @@ def test_looking(held: Notebook, client: FakeClient, capsys: pytest.CaptureFixtu
     assert held.ok("%mesh logs --run 2 --follow") == "", "Ctrl-C ends it, and is no error"
     held.ok("%mesh logs -n 0 --run 3")
     assert client.calls[-1] == ("logs", (0, 1, 2, 3), None, 3)
+    held.ok("%mesh logs -t 0,2 -n 1")
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-3] == "the last line of each rank, not of all together:", "which `tail -n 1` would show"
+    held.ok("%mesh logs dev -t 1 -n 0")
+    assert client.calls[-1] == ("logs", (1,), None, None)
+
+
+def test_logs_of_what_has_ended(
+    held: Notebook, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    printed = [LogRecord(rank, "stdout", 7, "loss 1\n") for rank in (0, 1)]
+    past = SimpleNamespace(name="old", ended_at=1e9, ranks=(0, 1), records=lambda *_: printed, runs=lambda _: [])
+    monkeypatch.setattr(subcommands, "past_log", lambda name, *_: past if name == "old" else None)
+
+    held.ok("%mesh logs old -t 0-1")
+
+    when, *shown = capsys.readouterr().out.splitlines()
+    assert when.startswith("old ended at 2001-09-09")
+    assert shown == ["── run 7 ──", "[0-1] loss 1"]
+    held.ok("%mesh logs old -n 1")
+    assert capsys.readouterr().out.splitlines()[2] == "the last line of each rank, not of all together:"
+    assert isinstance(held.error("%mesh logs nope"), ReservationNotFound)
+
+
+def test_logs_of_what_has_ended_and_printed_nothing(
+    held: Notebook, client: FakeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error names `%mesh logs`, which is what was typed."""
+
+    def ended(*_: object, **__: object) -> None:
+        raise ReservationExpired("old was released: %mesh logs old shows what it printed", "old")
+
+    monkeypatch.setattr(monarch_nb, "attach", ended)
+    monkeypatch.setattr(subcommands, "past_log", lambda *_: None)
+    assert held.ok("%mesh logs old") == "old has ended, and nothing that it printed is kept"
+
+
+def test_logs_and_plot_after_a_release_name_what_is_kept(held: Notebook) -> None:
+    held.ok("%mesh release")
+    for line in ("logs -n 5", "plot loss"):
+        assert str(held.error(f"%mesh {line}")) == "dev was released: %mesh logs dev shows what it printed"
+    held.ok("%mesh reserve other --procs 1\n%mesh detach")
+    assert "holds no mesh yet" in str(held.error("%mesh logs")), "what was released before is no news"
+
+
+def test_plot_names_what_is_kept_of_what_was_released_elsewhere(
+    held: Notebook, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def released(*_: object, **__: object) -> None:
+        raise ReservationReleased("dev was released in a terminal: %mesh reserve dev makes a new one", "dev")
+
+    monkeypatch.setattr(FakeMesh, "numbers", released, raising=False)
+    for line in ("plot", "plot loss"):
+        said = "dev has ended: %mesh logs dev has the numbers that it printed"
+        assert str(held.error(f"%mesh {line}")) == said
 
 
 def test_how_lines_fold_is_chosen_and_remembered(held: Notebook, client: FakeClient, tmp_path: Path) -> None:

@@ -6,10 +6,14 @@ from typing import Any
 
 import pytest
 
-from monarch_nb.client.pools.leasing.releasing import KeptFiles, ReleasedLater
-from monarch_nb.errors import NodeUnreachable, UsageError
+from monarch_nb.client.pools.infos import EndedReservation
+from monarch_nb.client.pools.leasing import KeptFiles, ReleasedLater
+from monarch_nb.client.presenting import served_notebook
+from monarch_nb.errors import NodeUnreachable, ReservationExpired, UsageError
+from monarch_nb.notebook import load_ipython_extension, unload_ipython_extension
 from monarch_nb.notebook.cells.following import RunInterrupted
 from monarch_nb.provision import jobs
+from monarch_nb.provision.known import too_much
 from unit.notebook.fakes import FakeClient, FakeMesh, FakeReservation, Notebook, hello
 
 
@@ -28,8 +32,121 @@ def test_reserve(notebook: Notebook, client: FakeClient) -> None:
     assert notebook.ok("%mesh reserve dev --nodes 2 --procs 2") == (
         "dev: already held, 4 ranks alive\nfiles: every node sees /project itself, nothing is copied"
     )
+    notebook.ok("%mesh detach")
+    dev = client.held["dev"]
+    dev.meshes["grown"] = FakeMesh(client, dev, dev.mesh.extent, name="grown")
+    beside = "dev: already held, 4 ranks alive, and beside main grown"
+    assert notebook.ok("%mesh reserve dev --nodes 2 --procs 2").startswith(beside)
+    del dev.meshes["grown"]
+    assert notebook.ok("%mesh reserve dev").startswith("dev: already held, 4 ranks alive"), "as it is"
+    assert client.calls[-1][:4] == ("reserve", "dev", 2, 2)
+    assert "say how many ranks per node" in str(notebook.error("%mesh reserve dev --pool other"))
+    assert "--env NO_WHERE changes nothing: it is not set here" in notebook.ok(
+        "%mesh reserve dev --nodes 2 --procs 2 --env NO_WHERE"
+    )
     client.dead = {3}
     assert "rank 3 dead" in notebook.ok("%mesh reserve dev --nodes 2 --procs 2")
+
+
+def test_a_second_reservation_gets_the_cells_and_says_how_to_go_back(notebook: Notebook) -> None:
+    assert "stays held" not in notebook.ok("%mesh reserve dev --procs 2")
+    shown = notebook.ok("%mesh reserve other --procs 2").splitlines()
+    assert "cells go to other now; dev stays held: %mesh attach dev goes back" in shown
+    notebook.ok("%mesh detach")
+    assert "stays held" not in notebook.ok("%mesh reserve dev --procs 2")
+
+
+def test_what_has_ended_does_not_stay_held(notebook: Notebook, client: FakeClient) -> None:
+    notebook.ok("%mesh reserve dev --procs 2 --time 4s")
+    del client.held["dev"]
+    text = "dev was released at 16:08: its time of 4 s was up"
+    client.ended = [EndedReservation("dev", "id-dev", 1.0, "its time of 4 s was up", text)]
+    shown = notebook.ok("%mesh reserve other --procs 2")
+    assert f"cells go to other now; {text}, and %mesh logs dev shows what it printed" in shown.splitlines()
+    assert "stays held" not in shown
+
+
+def test_what_is_held_has_names_in_the_kernel(notebook: Notebook, client: FakeClient) -> None:
+    names = notebook.shell.user_ns
+    shown = notebook.ok("%mesh reserve dev --procs 2")
+    assert (names["dev"], names["mesh"]) == (client.held["dev"], client.held["dev"].mesh)
+    assert "variable" not in shown
+    notebook.ok("%mesh reserve other --procs 2")
+    assert (names["dev"], names["other"]) == (client.held["dev"], client.held["other"])
+    assert names["mesh"] is client.held["other"].mesh
+    notebook.ok("del mesh\n%mesh attach dev")
+    assert names["mesh"] is client.held["dev"].mesh
+    unload_ipython_extension(notebook.shell)
+    assert not {"dev", "other", "mesh"} & names.keys()
+    load_ipython_extension(notebook.shell)
+    assert names["dev"] is client.held["dev"], "the next kernel has it, too"
+
+
+def test_a_variable_of_the_users_is_never_replaced_by_what_is_held(notebook: Notebook, client: FakeClient) -> None:
+    names = notebook.shell.user_ns
+    notebook.ok("dev, mesh = None, 7")
+    shown = notebook.ok("%mesh reserve dev --procs 2")
+    told = "your variables dev, mesh stay as before: monarch_nb.attach('dev') is the reservation"
+    assert told in shown.splitlines()
+    assert (names["dev"], names["mesh"]) == (None, 7)
+    assert told not in notebook.ok("%mesh reserve dev --procs 2"), "said once"
+    assert told in notebook.ok("%mesh attach dev")
+    notebook.ok("del mesh\n%mesh reserve dev --procs 2")
+    shown = notebook.ok("mesh = 8\n%mesh reserve other --procs 2")
+    assert "your variable mesh stays as before: monarch_nb.attach('other') is the reservation" in shown
+    assert names["mesh"] == 8
+
+
+def test_a_line_without_its_percent_sign_is_still_a_magic(held: Notebook) -> None:
+    assert "mesh" in held.shell.user_ns, "IPython leaves the line to the variable"
+    assert held.ok("mesh status") == held.ok("%mesh status")
+    held.ok("mesh  on -t 0")
+    held.ok("%mesh off")
+    assert isinstance(held.error("mesh / 2"), TypeError)
+
+
+def test_ones_own_handle_of_what_is_held_is_no_other_variable(notebook: Notebook, client: FakeClient) -> None:
+    notebook.ok("%mesh reserve dev --procs 2\n%mesh detach")
+    notebook.shell.user_ns["dev"] = theirs = FakeReservation(client, "dev", 1, 2, None)
+    assert "variable" not in notebook.ok("%mesh attach dev")
+    assert notebook.shell.user_ns["dev"] is theirs
+
+
+def test_ones_own_handle_of_what_has_ended_is_replaced(notebook: Notebook, client: FakeClient) -> None:
+    """README's script, run in a notebook, leaves `dev` and `mesh` of a reservation that it has released."""
+    names = notebook.shell.user_ns
+    for is_over in (False, True):
+        names["dev"] = theirs = FakeReservation(client, "dev", 1, 2, None)
+        names["mesh"] = theirs.mesh
+        theirs.id = theirs.mesh.id = "before"
+        theirs.mesh.core.is_over = is_over
+        shown = notebook.ok("%mesh reserve dev --procs 4")
+        assert ("your variables dev, mesh stay" not in shown) is is_over
+        assert (names["dev"] is client.held["dev"], names["mesh"] is client.held["dev"].mesh) == (is_over, is_over)
+
+
+def test_a_name_that_is_none_of_pythons_or_is_a_builtin_is_not_left(notebook: Notebook) -> None:
+    for name in ("my-run", "list", "class"):
+        assert "variable" not in notebook.ok(f"%mesh reserve {name} --procs 2")
+        assert name not in notebook.shell.user_ns
+    assert notebook.shell.user_ns["mesh"].reservation.name == "class"
+
+
+def test_what_may_be_too_much_is_said_at_once_and_stays(notebook: Notebook, client: FakeClient) -> None:
+    much = too_much(40, 1, cores=2)
+    client.steps = [much, *client.steps]
+    shown = notebook.ok("%mesh reserve dev --nodes 40 --procs 1").splitlines()
+    assert shown[0] == much
+    assert "40 ranks ready in" in shown[1]
+
+
+def test_who_holds_what_other_notebooks_use_is_told(notebook: Notebook, client: FakeClient) -> None:
+    notebook.ok("%mesh reserve dev --procs 2")
+    client.held["dev"].attached = (served_notebook(), "/p/b.ipynb", "/q/c.ipynb")
+    told = "b.ipynb, c.ipynb use dev, too: cells wait for each other, and variables are shared"
+    assert told in notebook.ok("%mesh reserve dev --procs 2")
+    assert told in notebook.ok("%mesh attach dev")
+    assert told in notebook.ok("%mesh status")
 
 
 def test_an_interrupted_reserve_says_so_in_a_line(notebook: Notebook, client: FakeClient) -> None:
@@ -72,6 +189,8 @@ def test_bad_lines_change_nothing(notebook: Notebook, client: FakeClient) -> Non
         ("release dev --all", "not both"),
         ("push x", "this kernel has no variable 'x'"),
         *((f"push {item}", "without blanks around =") for item in ("3", "a.b", "x==1", "class")),
+        ("push g=lambda x: x*lr", "keep blanks together: g=(lambda x: x*lr)"),
+        ("push a lr = 3", "keep blanks together: lr=3"),
         *((f"reserve dev --procs 1 --env {item}", "--env is NAME or NAME=VALUE") for item in ("=1", "A-B=1")),
         ("pull x -o 3", "--out is the name of a variable, not '3'"),
         ("on", "this notebook holds no mesh yet"),
@@ -101,13 +220,18 @@ def test_attach_detach_release(held: Notebook, client: FakeClient) -> None:
     assert held.ok("%mesh attach") == "attached to dev: 2 nodes × 2 procs, 4 ranks alive"
     assert held.ok("%mesh release").startswith("dev: released 2 nodes × 2 procs in ")
     assert not client.held
-    assert "holds no mesh" in str(held.error("%%mesh\nx"))
+    again = "dev was released: type %mesh reserve dev --nodes 2 --procs 2 for a new one,\nor %mesh attach NAME"
+    assert str(held.error("%%mesh\nx")).startswith(again)
+    client.held["dev"] = FakeReservation(client, "dev", 1, 2, None)
+    anew = "dev was released, and is held anew: %mesh attach dev uses it"
+    assert str(held.error("%mesh status")) == str(held.error("%%mesh\nx")) == anew
+    del client.held["dev"]
     held.ok("%mesh reserve a --procs 1\n%mesh reserve b --procs 2")
     assert "1 node × 1 proc" in held.ok("%mesh release a")
     held.ok("%mesh reserve a --procs 1")
     held.ok("%mesh release --all")
     assert not client.held
-    assert held.ok("%mesh release --all") == "nothing to release"
+    assert held.ok("%mesh release --all") == "you hold nothing: there is nothing to release"
 
 
 def test_ones_own_of_a_name_is_released_beside_somebody_elses(held: Notebook, client: FakeClient) -> None:
@@ -133,7 +257,7 @@ def test_a_reservation_that_can_not_be_released_does_not_keep_the_others(
 
 def test_what_is_kept_and_who_was_not_told_is_named_when_a_reservation_goes(held: Notebook, client: FakeClient) -> None:
     kept = KeptFiles("node1", "/state/kept/dev-1", 3, 12_000_000)
-    client.kept = [kept, ReleasedLater("node1", pool="lab"), ReleasedLater("node2", ("node3",))]
+    client.kept = [kept, ReleasedLater("node1"), ReleasedLater("node2", ("node3",))]
     lines = [str(one) for one in client.kept]
     assert lines[0] == "kept 3 files, 12 MB, that ranks wrote on node1: /state/kept/dev-1"
     assert held.ok("%mesh reserve dev --nodes 2 --procs 2 --replace").splitlines()[-3:] == lines
@@ -194,10 +318,9 @@ class TestTime:
     """The time of a reservation, as the notebook tells it."""
 
     def test_limits_are_asked_for_and_what_is_left_is_said(self, notebook: Notebook, client: FakeClient) -> None:
-        notebook.ok("%mesh reserve dev --nodes 2 --procs 2 --time 8h --idle 2h --memory 64G --cpus 0.5")
+        notebook.ok("%mesh reserve dev --nodes 2 --procs 2 --time 8h --idle 2h")
         options = client.calls[0][-1]
         assert (options["time"], options["idle"]) == (28800.0, 7200.0)
-        assert (options["memory"], options["cpus"]) == ("64G", 0.5)
         client.held["dev"].left_s = (7 * 3600.0, 2 * 3600.0)
         assert notebook.ok("%mesh status").startswith(
             "dev · 2 nodes × 2 procs · 4 of 4 ranks alive · 7 h, idle 2 h left"
@@ -236,6 +359,30 @@ class TestTime:
         client.held["dev"].tell_time("")
         held.wait_until(lambda: "14:02" not in held.text())
         assert "14:02" not in held.ok("%mesh status"), "it is said once"
+
+    def test_an_end_is_said_once(self, held: Notebook, client: FakeClient, monkeypatch: pytest.MonkeyPatch) -> None:
+        def ends() -> None:
+            client.held["dev"].mesh.core.is_over = True
+            client.held["dev"].tell_time(f"{text}; %mesh reserve makes a new one")
+
+        def expire(_: FakeMesh) -> list[Any]:
+            raise ReservationExpired(f"{text}; %mesh reserve makes a new one", "dev", "its time of 1 h was up")
+
+        text = "dev was released at 16:08: its time of 1 h was up"
+        client.ended = [EndedReservation("dev", "id-dev", 1.0, "its time of 1 h was up", text)]
+        ends()
+        assert held.ok("%mesh list").count(text) == 1
+        assert text not in held.ok("%mesh list")
+        ends()
+        with monkeypatch.context() as patch:
+            patch.setattr(FakeMesh, "status", expire)
+            assert text in str(held.error("%mesh status"))
+        assert text not in held.text()
+        assert text not in held.ok("%mesh list")
+        ends()
+        del client.held["dev"]
+        assert held.ok("%mesh reserve other --procs 2").count(text) == 1
+        assert text not in held.ok("%mesh list")
 
     def test_the_next_command_says_it_when_no_cell_can(self, held: Notebook, client: FakeClient) -> None:
         dev = client.held["dev"]

@@ -1,11 +1,12 @@
 """Cells on the ranks, in a shell, against a client made of plain objects (conftest.py)."""
 
+import linecache
 import threading
 
 import pytest
 
 from monarch_nb.client.presenting import panel_of
-from monarch_nb.client.runs.interrupts.interrupt_report import InterruptReport
+from monarch_nb.client.runs.interrupting import InterruptReport
 from monarch_nb.config import RANK_TOKEN_VARIABLE
 from monarch_nb.errors import RankFailure, RunFailed, UsageError
 from monarch_nb.notebook import load_ipython_extension
@@ -36,6 +37,17 @@ def test_a_failed_cell_raises_one_error(held: Notebook, client: FakeClient) -> N
     assert isinstance(error, RunFailed)
     assert list(error.failures) == [3]
     assert held.shell.user_ns["kept"] == [1, 2, 3, None]
+
+
+def test_debug_shows_a_failed_cell_as_it_was_typed(held: Notebook, client: FakeClient) -> None:
+    failure = RankFailure(3, "node1", "error", "KeyError", "'a'", "Traceback", "Cell In[1]:1")
+    client.on_submit = lambda run: run.finish(failures=[failure])
+    for cell in ("%%mesh -t 0:4\nfor batch in data:\n    step(batch)\n", "%%mesh\nx"):
+        trace = held.error(cell).__traceback__
+        while trace is not None and trace.tb_next is not None:
+            trace = trace.tb_next
+        assert trace is not None
+        assert "".join(linecache.getlines(trace.tb_frame.f_code.co_filename)).rstrip() == cell.rstrip()
 
 
 def test_bad_cell_lines_run_nothing(held: Notebook, client: FakeClient) -> None:

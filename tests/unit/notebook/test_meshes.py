@@ -28,7 +28,7 @@ def test_status(held: Notebook, client: FakeClient, judges: FakeMesh) -> None:
     client.dead = {1}
     shown = held.ok("%mesh status --mesh judges")
     assert shown.startswith("dev/judges · 3 of 4 ranks alive")
-    assert "%mesh restart --mesh judges -t 1 gives rank 1 anew" in shown
+    assert "%mesh restart --mesh judges -t 1 starts a fresh rank 1; other ranks keep their variables" in shown
     assert "main: 4 ranks more (%mesh status)" in shown
 
 

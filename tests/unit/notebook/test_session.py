@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from monarch_nb import config
-from monarch_nb.client.reservations.known.memory import Memory, choose, choose_unnamed, recall, remember
+from monarch_nb.client.reservations.memory import Memory, choose, choose_unnamed, recall, remember
+from monarch_nb.errors import UsageError
 from monarch_nb.notebook import session as session_module
 from monarch_nb.notebook.session import Session, notebook_path
 from monarch_nb.trust.membership import make_pool
@@ -119,10 +120,14 @@ def test_the_pool_of_a_job_is_gone_with_it(
     monkeypatch: pytest.MonkeyPatch, job_of_pool: object, after: str | None
 ) -> None:
     monkeypatch.setattr(session_module, "job_of_pool", lambda _: job_of_pool)
-    client: Any = None
-    held: Any = SimpleNamespace(id="r", pool="lab", add_time_listener=lambda _: None, detach=lambda: None)
+    client: Any = SimpleNamespace(list_reservations=lambda _: [])
+    facts = {"id": "r", "name": "dev", "pool": "lab", "nodes": 1, "procs": 0, "gpus": 4}
+    held: Any = SimpleNamespace(**facts, add_time_listener=lambda _: None, detach=lambda: None)
     session = Session(client)
     session.hold(held, "lab")
     assert session.pool == "lab"
     session.released()
     assert session.pool == after
+    again = " dev --nodes 1 --gpus 4" if job_of_pool is None else ""  # the flags of a job are not known here
+    with pytest.raises(UsageError, match=f"^dev was released: type %mesh reserve{again} for a new one"):
+        session.current()

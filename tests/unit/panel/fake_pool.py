@@ -10,12 +10,10 @@ from typing import Any
 
 import pytest
 
-from monarch_nb.client.pools.facts.held import HeldReservation
-from monarch_nb.client.pools.leasing.late_releases import LateReleases
-from monarch_nb.client.reservations.reserving import waiting
+from monarch_nb.client.pools.held import HeldReservation
+from monarch_nb.client.reservations import taking
 from monarch_nb.errors import NodeUnreachable
-from monarch_nb.panel import actions, live, requests
-from monarch_nb.panel.forms import ways
+from monarch_nb.panel import actions, live, requests, ways
 from monarch_nb.panel.requests import Panel
 from monarch_nb.panel.shown.view import Json
 from monarch_nb.proto import allocator_pb2 as pb
@@ -74,7 +72,6 @@ class FakePool(LocalProvisioner):
 
     def __init__(self, *replies: pb.StatusReply) -> None:
         self.name = "local"
-        self.late_releases = LateReleases(self.name)
         self.fakes = [FakeNode(reply) for reply in replies]
 
     def nodes(self, *, pool: str = "local") -> list[Node]:
@@ -94,7 +91,7 @@ class FakePool(LocalProvisioner):
 
 def panel_on(pool: FakePool, monkeypatch: pytest.MonkeyPatch, **options: Any) -> Panel:
     """A panel that sees this pool only, and hardly looks by itself."""
-    for module in (live, actions, waiting):
+    for module in (live, actions, taking):
         monkeypatch.setattr(module, "provisioner_of", lambda _: pool)
     monkeypatch.setattr(live, "BETWEEN_DELIVERIES_S", 0.001)
     monkeypatch.setattr(requests, "pool_object", lambda _: pool)

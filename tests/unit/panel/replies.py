@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from monarch_nb.client.pools.facts.held import current_owner
-from monarch_nb.client.reservations.known.memory import Memory
+from monarch_nb.client.pools.held import current_owner
+from monarch_nb.client.reservations.memory import Memory
 from monarch_nb.panel.shown.view import Before, Json, NodeAnswer, Notebooks, build_view
 from monarch_nb.proto import allocator_pb2 as pb
 

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import datetime
-from typing import Any
 
 import pytest
 
 from monarch_nb.client.connections.bridge import call
 from monarch_nb.client.pools.pool import pool_named
 from monarch_nb.panel import live as live_module
-from monarch_nb.panel.forms import ways
+from monarch_nb.panel import ways
 from monarch_nb.panel.live import Live, Subscription
-from monarch_nb.panel.panels import Panels
-from monarch_nb.panel.requests import Panel
+from monarch_nb.panel.requests import Panel, Panels
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.trust.membership import make_pool
 from monarch_nb.trust.pools import paths_of
-from told import view_after
 from unit.panel.asking import ask
 from unit.panel.fake_pool import FakePool, Inbox
 from unit.panel.replies import hold
@@ -46,7 +43,7 @@ def closed(subscription: Subscription) -> None:
     call(close())
 
 
-def test_the_view_comes_first_and_then_what_changes(live: Live, pool: FakePool) -> None:
+def test_the_view_comes_first_and_again_when_it_has_changed(live: Live, pool: FakePool) -> None:
     inboxes = Inbox(), Inbox()
     for inbox in inboxes:
         subscribed(live, inbox)
@@ -54,14 +51,11 @@ def test_the_view_comes_first_and_then_what_changes(live: Live, pool: FakePool) 
     (mesh,) = hold([pool.fakes[1].reply], procs=2)
     call(live.refresh())
     for inbox in inboxes:
-        change = inbox.next("change")
-        assert list(change["nodes"]) == ["node1"]
-        assert list(change["reservations"]) == ["id-dev"]
-        assert change.keys() == {"type", "now", "nodes", "reservations"}
+        assert list(inbox.next("view")["view"]["reservations"]) == ["id-dev"]
     mesh.ranks[1].state = pb.Rank.STATE_DEAD
     call(live.refresh())
     for inbox in inboxes:
-        inbox.next("change")
+        inbox.next("view")
         assert inbox.next("notice")["text"].startswith("rank 1 of dev")
 
 
@@ -105,18 +99,15 @@ def test_nothing_can_be_had_under_a_name_that_means_no_pool(monkeypatch: pytest.
     assert (error["status"], error["message"]) == (404, refusal)
 
 
-def test_what_is_gone_is_null(live: Live, pool: FakePool) -> None:
-    hold([pool.fakes[0].reply], procs=2)
+def test_a_view_in_which_only_what_counts_counted_on_is_not_told_again(live: Live, pool: FakePool) -> None:
+    hold([pool.fakes[0].reply], procs=2, time_s=7200.0, time_left_s=3600.0)
     inbox = Inbox()
     subscribed(live, inbox)
     inbox.next("view")
-    del pool.fakes[0].reply.reservations[:]
-    pool.fakes.pop()
+    pool.fakes[0].reply.reservations[0].time_left_s -= 1.0
     call(live.refresh())
-    change = inbox.next("change")
-    assert change["reservations"] == {"id-dev": None}
-    assert change["nodes"]["node1"] is None
-    assert change["pool"]["nodes"] == 1
+    live_events(live, 1)
+    inbox.next("job")
 
 
 def test_a_slow_browser_gets_the_newest_and_no_backlog(live: Live, pool: FakePool) -> None:
@@ -131,9 +122,8 @@ def test_a_slow_browser_gets_the_newest_and_no_backlog(live: Live, pool: FakePoo
             live_events(live, 50)
     inbox.open.set()
     inbox.next("view")
-    change = inbox.next("change")
-    told = {name: each["~"]["procs"]["~"] for name, each in change["nodes"].items()}
-    assert told == {"node0": {"free": 3}, "node1": {"free": 3}}
+    nodes = inbox.next("view")["view"]["nodes"].values()
+    assert [node["procs"]["free"] for node in nodes] == [3, 3]
     assert inbox.next("job")["job"]["message"] == "49"
     assert inbox.next("log")["total"] == 49
     for _ in range(live_module.MAX_NOTICES):
@@ -177,12 +167,12 @@ def test_nodes_are_asked_often_only_while_a_browser_shows_them(pool: FakePool, p
     inbox.next("view")
     pool.fakes[0].reply.node.procs_free = 1
     if looking:
-        inbox.next("change")
+        inbox.next("view")
     else:
         call(waiting(live))
         assert pool.fakes[0].asked == 1
         subscription.look_soon(True)
-        inbox.next("change")
+        inbox.next("view")
     closed(subscription)
 
 
@@ -233,16 +223,16 @@ def test_a_node_that_died_is_told_and_comes_back(live: Live, pool: FakePool, mon
     hold([fake.reply for fake in pool.fakes], procs=2)
     inbox = Inbox()
     subscribed(live, inbox)
-    view = view_after(None, inbox.next("view"))
+    inbox.next("view")
     pool.fakes[1].alive = False
     call(live.refresh())
-    view = view_after(view, inbox.next("change"))
+    view = inbox.next("view")["view"]
     assert view["nodes"]["node1"]["state"] == "dead"
     ranks = view["reservations"]["id-dev"]["meshes"][0]["ranks"]
     assert [rank["state"] for rank in ranks] == ["idle", "idle", "unreachable", "unreachable"]
     pool.fakes[1].alive = True
     call(live.refresh())
-    view = view_after(view, inbox.next("change"))
+    view = inbox.next("view")["view"]
     assert view["nodes"]["node1"]["state"] == "ok"
 
 
@@ -281,30 +271,6 @@ def test_since_when_a_node_does_not_answer_is_told(live: Live, pool: FakePool, m
     call(live.refresh())
     assert live.view is not None
     assert live.view["nodes"]["node1"]["since"] == "2020-01-02 16:02"
-
-
-def test_what_is_to_be_released_on_a_node_that_was_away_is_not_shown(
-    live: Live, pool: FakePool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def settle(told: Any, request: Any) -> Any:
-        return [(node, without(node, reply)) for node, reply in told]
-
-    def without(_: object, reply: Any) -> Any:
-        left = type(reply).FromString(reply.SerializeToString())
-        del left.reservations[:]
-        return left
-
-    hold([pool.fakes[0].reply], procs=2)
-    call(live.refresh())
-    pool.fakes[0].refuses = True
-    monkeypatch.setattr(pool.late_releases, "without", without)
-    call(live.refresh())
-    assert live.view is not None
-    assert not live.view["reservations"], "as the node had it before"
-    pool.fakes[0].refuses = False
-    monkeypatch.setattr(pool.late_releases, "settle", settle)
-    call(live.refresh())
-    assert not live.view["reservations"], "as it has it now"
 
 
 def test_who_comes_later_is_told_what_still_matters(live: Live, pool: FakePool) -> None:

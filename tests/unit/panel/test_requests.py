@@ -11,12 +11,11 @@ import pytest
 
 from monarch_nb.client.connections.bridge import call
 from monarch_nb.client.logs.lines import LogLines
-from monarch_nb.client.pools.facts.held import HeldReservation
-from monarch_nb.client.pools.leasing.releasing import Released, ReleasedLater
+from monarch_nb.client.pools.held import HeldReservation
+from monarch_nb.client.pools.leasing import Released
 from monarch_nb.errors import NodeUnreachable
 from monarch_nb.panel import actions
-from monarch_nb.panel.logs.log import LogRequest
-from monarch_nb.panel.logs.opened import Logs
+from monarch_nb.panel.logs.log import LogRequest, Logs
 from monarch_nb.panel.requests import Panel
 from monarch_nb.panel.shown.view import Json
 from monarch_nb.proto import allocator_pb2 as pb
@@ -167,15 +166,6 @@ def test_a_pool_whose_start_is_cancelled_is_ended_again(
     assert ended == ["down"]
 
 
-def test_ending_a_pool(panel: Panel, pool: FakePool, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[bool] = []
-    monkeypatch.setattr(pool, "down", lambda force, **_: asked.append(force) or 2)
-    assert finished(panel, "down")["result"] == {"nodes": 2}
-    assert finished(panel, "down", values={"force": True})["state"] == "done"
-    assert asked == [False, True]
-    assert refused(panel, "down", values=[])["status"] == 400
-
-
 def test_what_was_released_elsewhere_just_now_fails_the_job(
     panel: Panel, pool: FakePool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -189,7 +179,7 @@ def test_what_was_released_elsewhere_just_now_fails_the_job(
 
 
 @pytest.mark.parametrize("error", [NodeUnreachable("no node answers"), None])
-def test_what_no_node_tells_of_any_more_is_released_on_those_that_did(
+def test_what_no_node_tells_of_any_more_is_asked_of_those_that_did(
     error: Exception | None, panel: Panel, pool: FakePool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def reservations() -> list[object]:
@@ -198,7 +188,7 @@ def test_what_no_node_tells_of_any_more_is_released_on_those_that_did(
         return []
 
     async def release(nodes: Iterable[FakeNode], _: str, *, by: str) -> Released:
-        return Released(later=[ReleasedLater(node.name, pool="lab") for node in nodes])
+        return Released(failed=[NodeUnreachable(f"{node.name} does not answer", node.name) for node in nodes])
 
     hold([pool.fakes[0].reply], procs=2)
     ask(panel, "view")
@@ -207,7 +197,8 @@ def test_what_no_node_tells_of_any_more_is_released_on_those_that_did(
     monkeypatch.setattr(pool, "reservations", reservations)
     monkeypatch.setattr(actions, "release", release)
     job = finished(panel, "release", reservation="id-dev")
-    assert (job["state"], job["result"]) == ("done", {"text": str(ReleasedLater(pool.fakes[0].name, pool="lab"))})
+    assert job["state"] == "failed"
+    assert job["error"].startswith("dev is not released, because no node of it answers (node0 does not answer): when")
 
 
 def test_nodes_that_are_away_are_told_of_a_release_as_well(
@@ -247,7 +238,6 @@ BAD = {
     "check": {"action": 7},
     "reserve": {"values": {"nodes": 0}},
     "up": {"values": {"nodes": "many"}},
-    "down": {"values": "all"},
     "release": {},
     "replace": {},
     "extend": {"reservation": "id-dev", "values": {"by": "soon"}},

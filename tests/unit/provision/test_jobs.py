@@ -13,7 +13,7 @@ import pytest
 from monarch_nb.config import CONFIG_VARIABLE, TrustPaths
 from monarch_nb.errors import CapacityError, PoolError, ReservationConflict, UsageError
 from monarch_nb.ground.interrupting import Interrupt, interruptible
-from monarch_nb.provision import jobs, provisioner_of, waiting
+from monarch_nb.provision import jobs, provisioner_of
 from monarch_nb.provision.jobs import job_of, job_of_pool, obtain, pool_name
 from monarch_nb.provision.launchers import Ask, Job, Look
 from monarch_nb.trust.identity import load_identity
@@ -75,8 +75,8 @@ def engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Engine:
     monkeypatch.setenv(CONFIG_VARIABLE, str(tmp_path / "config"))
     made = Engine()
     monkeypatch.setattr(jobs, "launcher", lambda _: made)
-    monkeypatch.setattr(waiting, "LOOK_EVERY_S", 0.0)
-    monkeypatch.setattr(waiting, "PUBLISHED_EVERY_S", 0.0)
+    monkeypatch.setattr(jobs, "LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr(jobs, "PUBLISHED_EVERY_S", 0.0)
     return made
 
 
@@ -146,7 +146,10 @@ def test_one_whose_client_died_in_the_queue_is_for_the_next(engine: Engine, monk
 
 def test_another_shape_or_target_is_a_conflict(engine: Engine) -> None:
     have()
-    with pytest.raises(ReservationConflict, match="has engine job 1 already, with 2 nodes × 1 proc; --replace ends it"):
+    with pytest.raises(
+        ReservationConflict,
+        match="has engine job 1 already, with 2 nodes × 1 proc: %mesh attach dev uses it as it is; --replace ends it",
+    ):
         have(nodes=3)
     with pytest.raises(ReservationConflict, match="has engine job 1 already"):
         obtain("engine:lab", ask(), "engine-dev", None, lambda _: None)
@@ -199,8 +202,21 @@ def test_what_makes_waiting_futile_ends_it(engine: Engine, look: Look, error: ty
     assert nothing_is_left()
 
 
+def test_the_last_lines_of_a_log_are_waited_for(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine.looks, engine.comes_up, engine.log = [Look("running", "", "n1 has ended")], 0, "srun: error: exit 3\n"
+    late = ["ImportError: ", "no torch\n"]
+
+    def another_piece(_s: float) -> None:
+        with engine.asked[0].paths.log.open("a") as log:
+            log.write(late.pop(0) if late else "")
+
+    monkeypatch.setattr(jobs, "pause", another_piece)
+    with pytest.raises(PoolError, match=r"exit 3\n    ImportError: no torch$"):
+        have()
+
+
 def test_allocators_that_do_not_come_up(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(waiting, "START_S", 0.0)
+    monkeypatch.setattr(jobs, "START_S", 0.0)
     engine.comes_up = 1
     with pytest.raises(PoolError, match=r"1 of 2 allocators did not come up within .* no log: do its nodes see"):
         have()

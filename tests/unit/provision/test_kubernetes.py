@@ -99,7 +99,10 @@ class TestManifests:
     @pytest.mark.parametrize(
         ("flag", "said"),
         [
-            ("--imagine=x", "unrecognized arguments: --imagine=x; Kubernetes takes --kind, --namespace"),
+            (
+                "--imagine=x",
+                "after the -- for Kubernetes: unrecognized arguments: --imagine=x; there are --kind, --namespace",
+            ),
             ("--kind=Deployment", "it is Job, TrainJob or PyTorchJob"),
             ("--kind=Job", "which image do pods run"),
             ("--toleration=gpu:Never", "where EFFECT is NoSchedule"),
@@ -126,7 +129,7 @@ class TestCommand:
         assert (job["kind"], policy["kind"], service["kind"]) == ("Job", "NetworkPolicy", "Service")
         assert "monarch-nb pool add lab dns:lab.ml.svc:7878" in text
         assert "kubectl create secret generic lab --namespace ml --from-file=node.pem=" in text
-        assert "%mesh reserve dev --nodes 2 --gpus 8 --pool lab" in text
+        assert "monarch-nb reserve dev --nodes 2 --gpus 8 --pool lab" in text
         assert "activeDeadlineSeconds" not in text, "it stays until it is deleted"
         assert "&id" not in text
         text = self.text("lab", "--nodes", "2", "--procs", "1", "--image", "x", "--kind", "PyTorchJob")
@@ -200,8 +203,8 @@ class TestPods:
             ("", [], "waits: ContainerCreating", False),
             ("", condition("PodScheduled", "False", "Unschedulable", "0/3."), "waits: Unschedulable: 0/3", False),
             ("ErrImagePull", [], "waits: ErrImagePull: said", False),
-            ("ImagePullBackOff", [], "(ImagePullBackOff: said)", True),
-            ("CreateContainerConfigError", [], "(CreateContainerConfigError: said)", True),
+            ("ImagePullBackOff", [], "waits in vain: ImagePullBackOff: said", True),
+            ("CreateContainerConfigError", [], "waits in vain: CreateContainerConfigError: said", True),
         ],
     )
     def test_one_that_waits_and_one_that_waits_in_vain(
@@ -215,12 +218,12 @@ class TestPods:
     @pytest.mark.parametrize(
         ("phase", "state", "status", "words"),
         [
-            ("Failed", ended("OOMKilled", 137), {}, "was out of memory (OOMKilled): -- --memory=SIZE gives it more"),
+            ("Failed", ended("OOMKilled", 137), {}, "has failed (OOMKilled)"),
             ("Failed", ended("Error", 3), {}, "has no allocator any more: it ended with exit status 3"),
-            ("Failed", None, {"reason": "Evicted", "message": "no disk."}, "was evicted (Evicted: no disk)"),
-            ("Running", RUNNING, {"conditions": PREEMPTED}, "was preempted (PreemptionByScheduler: x)"),
+            ("Failed", None, {"reason": "Evicted", "message": "no disk."}, "was taken away (Evicted: no disk)"),
+            ("Running", RUNNING, {"conditions": PREEMPTED}, "was taken away (PreemptionByScheduler: x)"),
             ("Running", RUNNING, {"conditions": condition("Ready", "False")}, "is on m1, which does not answer"),
-            ("Running", CRASHES, {}, "has an allocator that ends again and again (CrashLoopBackOff)"),
+            ("Running", CRASHES, {}, "has failed (CrashLoopBackOff)"),
             ("Succeeded", None, {}, "has ended: nobody held it"),
         ],
     )
@@ -234,7 +237,7 @@ class TestPods:
     @pytest.mark.parametrize(
         ("reason", "message", "words"),
         [
-            ("Failed", 'pulling "x": unauthorized', '(ImagePullBackOff: pulling "x": unauthorized'),
+            ("Failed", 'pulling "x": unauthorized', 'ImagePullBackOff: pulling "x": unauthorized'),
             ("Pulling", 'Pulling image "x"', 'waits: Pulling image "x"'),
             ("FailedMount", 'secret "k" not found', 'waits: FailedMount: secret "k" not found'),
         ],
@@ -249,7 +252,7 @@ class TestPods:
             {"involvedObject": {"name": "job-1-x"}, "reason": "Preempted", "message": "by pod 7"},
             {"involvedObject": {"name": "other-1-x"}, "reason": "Preempted", "message": "by pod 8"},
         ]
-        assert taken_away("job", events) == "job-1-x was preempted (Preempted: by pod 7)"
+        assert taken_away("job", events) == "job-1-x was taken away (Preempted: by pod 7)"
 
 
 @pytest.mark.parametrize(
@@ -295,7 +298,7 @@ class TestRoom:
     [
         ([], None),
         (condition("Complete", "True"), ("has ended", "")),
-        (condition("Failed", "True", "DeadlineExceeded", "x"), ("has ended: its time was up", "")),
+        (condition("Failed", "True", "DeadlineExceeded", "x"), ("has failed", "DeadlineExceeded: x")),
         (condition("Failed", "True", "FailedIndexes", "1 is"), ("has failed", "FailedIndexes: 1 is")),
         (condition("Failed", "False"), None),
     ],

@@ -107,7 +107,8 @@ class TestLooks:
         assert look == Look("waiting", "LSF job 12 waits (Job slot limit reached | 4 hosts)")
         look = self.look("12|PEND|-|-|480.0|Nov 23 14:02|-|-|New job is waiting for scheduling;")
         assert look.text.endswith("(New job is waiting for scheduling), starts at about Nov 23 14:02")
-        assert "bresume lets it go on" in self.look("12|PSUSP|-|-|-|-|-|-|The job was suspended by the user").text
+        assert self.look("12|PSUSP|-|-|-|-|-|-|The job was suspended").text.endswith("(The job was suspended)")
+        assert self.look("12|PROV|-|-|-|-|-|-|-").text.endswith("waits (PROV)")
 
     def test_running(self) -> None:
         look = self.look("12|RUN|8*h1:8*h2|1:30 L|120.0/h1|-|-|-|-")
@@ -117,7 +118,7 @@ class TestLooks:
 
     def test_one_that_does_not_go_on_has_trouble(self) -> None:
         look = self.look("12|UNKWN|h1|-|-|-|-|-|-")
-        assert (look.state, bool(look.trouble)) == ("running", True)
+        assert (look.state, look.trouble) == ("running", "is UNKWN, as LSF says")
         said = "HOST_NAME STATUS JL/U\nh1 ok -\nh2 unavail -\nh3 closed_Full -\n"
         assert parse_lost(said) == "h2 is unavail, as LSF says"
 
@@ -125,9 +126,8 @@ class TestLooks:
         ("line", "said"),
         [
             ("12|DONE|h1|-|-|-|-|-|-", "LSF job 12 has ended"),
-            ("12|EXIT|h1|-|-|-|3|-|-", "LSF job 12 failed (exit code 3)"),
-            ("12|EXIT|h1|-|-|-|130|TERM_OWNER: by owner|-", "was cancelled (TERM_OWNER: by owner)"),
-            ("12|EXIT|h1|-|-|-|1|TERM_SOMETHING_NEW: whatever|-", "failed (TERM_SOMETHING_NEW: whatever)"),
+            ("12|EXIT|h1|-|-|-|3|-|-", "LSF job 12 has ended (exit code 3)"),
+            ("12|EXIT|h1|-|-|-|130|TERM_OWNER: by owner|-", "has ended (TERM_OWNER: by owner)"),
         ],
     )
     def test_ended(self, line: str, said: str) -> None:

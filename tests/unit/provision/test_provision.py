@@ -4,20 +4,20 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import monarch_nb
 from monarch_nb.config import HOME_VARIABLE, LOG_LIMIT_VARIABLE, RANK_TOKEN_VARIABLE, NodePaths
 from monarch_nb.errors import CapacityError, PoolError, UsageError
-from monarch_nb.ground.cpus import usable_cpus
 from monarch_nb.ground.interrupting import Interrupt, interruptible
-from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.provision import Node, daemons, local, provisioner
 from monarch_nb.provision.daemons import Starting, daemon_environment, wait_for_lines
-from monarch_nb.provision.local import Change, LocalProvisioner, PoolShape, _agree_on_shape, _write_shape, change_for
+from monarch_nb.provision.known import PoolShape, wanted_shape, write_shape
+from monarch_nb.provision.local import LocalProvisioner
 
 
 @pytest.fixture
@@ -26,10 +26,6 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     directory.mkdir(mode=0o700)
     monkeypatch.setenv(HOME_VARIABLE, str(directory))
     return directory
-
-
-def nodes_at(directory: Path, count: int) -> list[Node]:
-    return [Node(f"node{i}", directory / f"node{i}", "unix:/nowhere", pid=1) for i in range(count)]
 
 
 @pytest.fixture
@@ -65,80 +61,6 @@ def test_what_makes_no_sense_changes_nothing(home: Path, monkeypatch: pytest.Mon
         up(1)
     assert LocalProvisioner().down() == 0, "there is no pool"
     assert list(home.iterdir()) == []
-
-
-class TestShape:
-    """What `up` makes of a pool that there is, or not yet."""
-
-    @pytest.fixture
-    def agree(self, tmp_path: Path) -> Callable[..., PoolShape]:
-        def agreed(
-            there: PoolShape | None, nodes: int | None = None, procs: int | None = None, **more: Any
-        ) -> PoolShape:
-            if there:
-                _write_shape(tmp_path, there)
-            more = {"isolate": False, "gpus": None, **more}
-            return _agree_on_shape(tmp_path, nodes_at(tmp_path, 2) if there else [], nodes, procs, **more)
-
-        return agreed
-
-    @pytest.mark.parametrize(
-        ("asked", "said"),
-        [
-            ({"nodes": 2, "procs": 8}, "is up with 2 nodes × 4 procs.*monarch-nb down"),
-            ({"nodes": 1, "procs": 4}, "is up with 2 nodes × 4 procs.*monarch-nb down"),
-            ({"gpus": "none"}, "is up with 2 nodes × 4 procs.*monarch-nb down"),
-            ({"isolate": True}, "to have 2 nodes × 4 procs, isolated, .* end it first"),
-            ({"log_limit": "1TB"}, "4 procs, log limit 5GB; to have .*, log limit 1TB, end"),
-        ],
-    )
-    def test_another_shape_names_the_way_out(
-        self, agree: Callable[..., PoolShape], asked: dict[str, Any], said: str
-    ) -> None:
-        with pytest.raises(PoolError, match=said):
-            agree(PoolShape(4, "all", log_limit="5GB"), **asked)
-
-    def test_what_it_is_and_its_limit_of_logs_are_kept(
-        self, agree: Callable[..., PoolShape], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setenv(LOG_LIMIT_VARIABLE, "3GB")
-        assert agree(None) == PoolShape(usable_cpus(), "all", log_limit="3GB"), "one rank per core"
-        there = PoolShape(4, "all", isolate=True, log_limit="5GB", by_itself=True)
-        assert agree(there, nodes=3) == there
-
-
-def described(*free: int) -> list[pb.DescribeReply]:
-    """Nodes of 4 slots, of which so many are free."""
-    held = pb.Holder(reservation="dev")
-    return [pb.DescribeReply(procs=4, procs_free=count, holders=[held] * (count < 4)) for count in free]
-
-
-class TestRoom:
-    def test_what_fits_or_takes_from_anybody_changes_nothing(self) -> None:
-        assert change_for(2, 4, described(4, 4), by_itself=True) is None
-        assert change_for(1, 2, described(1, 3), by_itself=True) is None
-        assert change_for(9, 0, described(4), by_itself=True) is None, "GPUs do not grow"
-        assert change_for(1, 8, described(4, 3), by_itself=True) is None
-
-    @pytest.mark.parametrize("by_itself", [False, True])
-    def test_one_that_holds_nothing_takes_the_shape_that_is_asked_for(self, by_itself: bool) -> None:
-        assert change_for(1, 8, described(4, 4), by_itself=by_itself) == Change(1, 8, anew=True)
-        assert change_for(3, 2, described(4, 4), by_itself=by_itself) == Change(3, 4, anew=False)
-
-    def test_one_that_started_by_itself_grows_beside_what_is_held(self) -> None:
-        assert change_for(2, 4, described(0, 4), by_itself=True) == Change(3, 4, anew=False)
-        assert change_for(2, 3, described(0, 2), by_itself=True) == Change(4, 4, anew=False)
-        assert change_for(2, 4, described(0, 4), by_itself=False) is None, "somebody wanted it so"
-
-    def test_a_slip_of_the_finger_and_gpus_that_are_lacking_start_nothing(
-        self, home: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr("monarch_nb.allocator.readings.gpus.discover_gpus", list)
-        many = "at most 64 nodes × 256 procs"
-        for asked, said in (((65, 1, 0), many), ((1, 257, 0), many), ((1, 0, 1), "has no GPU")):
-            with pytest.raises((UsageError, CapacityError), match=said), LocalProvisioner().room(*asked):
-                pass
-        assert list(home.iterdir()) == []
 
 
 def test_nodes_are_in_order_and_another_process_with_the_same_pid_is_not_the_allocator(home: Path) -> None:
@@ -267,9 +189,47 @@ class TestHealing:
         starts: list[object] = []
         monkeypatch.setattr(local, "_revive", lambda *_: starts.append(_))
         (home / "local" / "healings").write_text(note)
-        for _ in range(5):
-            LocalProvisioner().heal()
+        told: list[str] = []
+        for _ in range(6):
+            LocalProvisioner().heal(progress=told.append)
         assert len(starts) == 3
+        assert [line.split(" and ")[0] for line in told] == [
+            "node0: allocators of this pool died more than 3 times in 10 min,"
+        ]
+
+    def test_what_was_asked_for_by_hand_counts_anew(self, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        write_shape(home / "local", PoolShape(1, "none"))
+        starts: list[object] = []
+        monkeypatch.setattr(local, "_revive", lambda *_: starts.append(_))
+        monkeypatch.setattr(local, "_have", lambda *_: None)
+        for _ in range(4):
+            LocalProvisioner().heal()
+        LocalProvisioner().up()
+        LocalProvisioner().heal()
+        assert len(starts) == 4
+
+    def test_who_attaches_or_reserves_has_not_asked_for_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        starts: list[object] = []
+        monkeypatch.setattr(local, "_revive", lambda *_: starts.append(_))
+        for _ in range(3):
+            with pytest.raises(PoolError, match="node0 died and is not started by itself now: monarch-nb up"):
+                monarch_nb.attach("dev")
+        for _ in range(3):
+            with pytest.raises(PoolError, match="node0 died and is not started by itself now: monarch-nb up"):
+                monarch_nb.reserve("dev", procs=1)
+        assert len(starts) == 3
+
+
+class TestRoom:
+    def test_a_slip_of_the_finger_and_gpus_that_are_lacking_start_nothing(
+        self, home: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("monarch_nb.allocator.readings.gpus.discover_gpus", list)
+        many = "at most 64 nodes × 256 procs"
+        for asked, said in (((65, 1, 0), many), ((1, 257, 0), many), ((1, 0, 1), "has no GPU")):
+            with pytest.raises((UsageError, CapacityError), match=said), LocalProvisioner().room(*asked):
+                pass
+        assert list(home.iterdir()) == []
 
 
 class TestOptions:
@@ -277,12 +237,12 @@ class TestOptions:
         options = {option.name: option for option in LocalProvisioner().options()}
         assert options.keys() <= LocalProvisioner.up.__annotations__.keys()
         assert all(option.label and option.help for option in options.values())
-        shape = _agree_on_shape(home, [], None, None, None, isolate=False)
+        shape = wanted_shape(None, None, None, isolate=False, log_limit=None)
         at_first = [options[name].default for name in ("procs", "gpus", "isolate")]
         assert at_first == [shape.procs, shape.gpus, shape.isolate]
         for node in range(3):
             (home / "local" / f"node{node}").mkdir(parents=True)
-        _write_shape(home / "local", PoolShape(5, "none", isolate=True))
+        write_shape(home / "local", PoolShape(5, "none", isolate=True))
         defaults = {option.name: option.default for option in LocalProvisioner().options()}
         assert defaults == {"nodes": 3, "procs": 5, "gpus": "none", "isolate": True}
 
@@ -308,7 +268,7 @@ def test_an_allocator_that_removes_files_has_the_time_for_it(monkeypatch: pytest
     names = {1: "works", 2: "hangs"}
     monkeypatch.setattr("monarch_nb.allocator.supervision.processes.identify", lambda pid: names[pid])
     monkeypatch.setattr(daemons, "Watched", Process)
-    monkeypatch.setattr(daemons, "shut_down", lambda address: address == "works")
+    monkeypatch.setattr(daemons, "shut_down", lambda address, keep_logs: address == "works")
     said: list[str] = []
     nodes = [Node(name, tmp_path, name, pid) for pid, name in names.items()]
     with pytest.raises(PoolError, match="killed hangs, which did not end"):

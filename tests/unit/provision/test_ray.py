@@ -63,9 +63,10 @@ class TestFlags:
     @pytest.mark.parametrize(
         ("word", "said"),
         [
-            ("--nodes=3", "--on ray has no flag '--nodes=3' after the --. There are --address=…"),
+            ("--nodes=3", "after the -- for Ray: unrecognized arguments: --nodes=3; there are --address, --cpus"),
             ("--cpus=many", "'many' is no number"),
-            ("--resources=ssd", "'ssd' is no number"),
+            ("--resources=ssd", "name a resource of the nodes"),
+            ("--resources=ssd=x", "'x' is no number"),
             ("--resources=GPU=1", "name a resource of the nodes"),
             ("--address=ray://10.0.0.1:10001", "Run the notebook on a node of the cluster"),
         ],

@@ -15,16 +15,14 @@ from pathlib import Path
 
 import pytest
 
-from monarch_nb.client.pools.answering.silence import why_silent
+from monarch_nb.client.pools.answering import why_silent
 from monarch_nb.config import CONFIG_VARIABLE, PATIENCE_VARIABLE, SSH_VARIABLE, TUNNEL_SCHEME, TrustPaths
 from monarch_nb.errors import CapacityError, NodeUnreachable, PoolError, UsageError
 from monarch_nb.provision.launchers import Ask, Job
 from monarch_nb.provision.remote import environment
-from monarch_nb.provision.remote.command import failure
+from monarch_nb.provision.remote.command import configured_hosts, failure, hosts_of, known_targets
 from monarch_nb.provision.remote.environment import Environment, _check_clock, requirements
-from monarch_nb.provision.remote.names import configured_hosts, hosts_of, known_targets
-from monarch_nb.provision.remote.preparation import Preparation
-from monarch_nb.provision.remote.preparing import _script
+from monarch_nb.provision.remote.preparing import Preparation, _script
 from monarch_nb.provision.remote.tunnels import Tunnels
 from monarch_nb.provision.ssh import SshLauncher
 from monarch_nb.rpc.channel import is_deserted, is_local

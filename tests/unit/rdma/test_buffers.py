@@ -1,4 +1,4 @@
-"""Buffers that others read and write: by the kernel, by mail, and what goes wrong."""
+"""Buffers that others read and write, and what goes wrong."""
 
 from __future__ import annotations
 
@@ -19,11 +19,7 @@ from monarch_nb.rdma import (
     get_rdma_backend,
     is_ibverbs_available,
     is_rdma_available,
-    kept,
-    kernel,
 )
-from monarch_nb.rdma import transfer as transfers
-from monarch_nb.rdma.memory import Memory
 from unit.actor.network import TIMEOUT_S, Network
 
 
@@ -43,26 +39,18 @@ class Owner(Actor):
 
 @pytest.fixture
 def network(monkeypatch: pytest.MonkeyPatch) -> Iterator[Network]:
-    """Its processes are one, and would copy without asking."""
     network = Network()
     monkeypatch.setattr(engine, "_installed", [network.client])
-    monkeypatch.setattr(transfers, "life", lambda: "another")
     yield network
     network.close()
 
 
-@pytest.fixture(params=["kernel", "mail"])
-def buffer(request: pytest.FixtureRequest, network: Network, monkeypatch: pytest.MonkeyPatch) -> RDMABuffer:
-    """Of a rank, and how others come to its bytes."""
-    if request.param == "mail":
-        monkeypatch.setattr(kernel, "_process_vm_readv", lambda: None)
+@pytest.fixture
+def buffer(network: Network) -> RDMABuffer:
+    """Of a rank."""
     network.owners = network.mesh(gpus=1).spawn("owners", Owner)  # type: ignore[attr-defined]
     given: RDMABuffer = network.owners.give.call_one().get(TIMEOUT_S)  # type: ignore[attr-defined]
     return given
-
-
-def is_by_mail() -> bool:
-    return kernel._process_vm_readv() is None
 
 
 def block(network: Network) -> Callable[[], object]:
@@ -96,12 +84,8 @@ async def test_transfers_are_awaited_together(buffer: RDMABuffer) -> None:
 
 
 def test_what_was_dropped_is_told(buffer: RDMABuffer) -> None:
-    mark, target = kept._own().kept[buffer._remote.place.mark].mark, bytearray(16)
-    assert kernel.copy(buffer._remote.place, Memory(memoryview(target)).address, 16) == (not is_by_mail())
     buffer.drop().get(TIMEOUT_S)
     buffer.drop().get(TIMEOUT_S)
-    assert not kernel.copy(buffer._remote.place, Memory(memoryview(target)).address, 16)
-    assert mark.text  # its memory is there still
     for future in (buffer.read_into(memoryview(bytearray(16))), buffer.write_from(memoryview(bytes(16)))):
         with pytest.raises(BufferFailed, match=r"of 16 B (from|to) rank 0 of mesh0 on \S+ failed: the buffer was drop"):
             future.get(TIMEOUT_S)
@@ -114,14 +98,15 @@ def test_what_was_dropped_is_told(buffer: RDMABuffer) -> None:
 
 def test_a_buffer_goes_with_the_actor_that_made_it(network: Network, buffer: RDMABuffer) -> None:
     network.owners.stop().get(TIMEOUT_S)  # type: ignore[attr-defined]
-    with pytest.raises(BufferFailed, match="the actor that made it has ended"):
+    with pytest.raises(BufferFailed, match="its actor has ended"):
         buffer.read_into(memoryview(bytearray(16))).get(TIMEOUT_S)
 
 
 def test_the_death_of_the_owner_is_told(network: Network, buffer: RDMABuffer) -> None:
-    buffer._remote = buffer._remote._replace(place=buffer._remote.place._replace(address=0))
     release = block(network)
-    reading = buffer.read_into(memoryview(bytearray(16)))
+    reading, asked = buffer.read_into(memoryview(bytearray(16))), threading.Event()
+    network.client.aside(asked.set)
+    asked.wait(TIMEOUT_S)
     network.kill(*network.processes)
     with pytest.raises(BufferFailed, match=r"read of 16 B from rank 0 of mesh0 on \S+ failed: it died .*SIGKILL"):
         reading.get(TIMEOUT_S)
@@ -129,7 +114,6 @@ def test_the_death_of_the_owner_is_told(network: Network, buffer: RDMABuffer) ->
 
 
 def test_what_comes_too_late_touches_nothing(network: Network, buffer: RDMABuffer) -> None:
-    buffer._remote = buffer._remote._replace(place=buffer._remote.place._replace(address=0))
     release, target = block(network), bytearray(16)
     with pytest.raises(TimeoutError, match=r"the read of 16 B from rank 0 of mesh0 on \S+ took longer than 0 s"):
         buffer.read_into(memoryview(target), timeout=0).get(TIMEOUT_S)

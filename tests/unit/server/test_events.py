@@ -10,7 +10,7 @@ import pytest
 from tornado.httpclient import HTTPClientError
 from tornado.websocket import WebSocketClientConnection
 
-from monarch_nb.server.handlers import run_on
+from monarch_nb.server.extension import run_on
 from unit.panel.fake_pool import FakePool, panel_on
 from unit.panel.replies import node
 from unit.server.conftest import TOKEN, Client

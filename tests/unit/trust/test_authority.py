@@ -1,4 +1,4 @@
-"""What an authority signs is believed by its own, for what it is meant for; a renewed one by those who know the old."""
+"""What an authority signs is believed by its own, for what it is meant for."""
 
 import os
 import ssl
@@ -40,7 +40,7 @@ class TestFiles:
         assert b"PRIVATE" not in paths.authority.read_bytes()
 
     def test_a_garbled_one_is_refused(self, authority: Authority, paths: TrustPaths, other: Authority) -> None:
-        for garbled in (b"", authority.key, other.key + authority.certificates):
+        for garbled in (b"", authority.key, other.key + authority.certificate):
             paths.authority_key.write_bytes(garbled)
             with pytest.raises(TrustError, match="not what monarch-nb pool init wrote"):
                 Authority.load("lab", paths)
@@ -69,9 +69,3 @@ class TestHandshakes:
         ):
             with pytest.raises(ssl.SSLError, match=why):
                 shake_hands(tmp_path, caller, called, name)
-
-
-class TestRenewal:
-    def test_an_expired_authority_can_not_vouch_for_another(self, authority: Authority) -> None:
-        with pytest.raises(TrustError, match="make the pool anew"):
-            authority.renewed(authority.expires_at)

@@ -67,8 +67,8 @@ def test_a_changed_list_revokes_nothing_more(
     authority: Authority, made: Revocations, changes: list[tuple[int, int]]
 ) -> None:
     pem = changed(made.pem, changes)
-    if not refused(lambda: Revocations.verify(pem, authority.certificates)):
-        assert Revocations.verify(pem, authority.certificates).serials == made.serials
+    if not refused(lambda: Revocations.verify(pem, authority.certificate)):
+        assert Revocations.verify(pem, authority.certificate).serials == made.serials
 
 
 @MANY
@@ -76,9 +76,9 @@ def test_a_changed_list_revokes_nothing_more(
 def test_any_bytes_are_refused(authority: Authority, content: bytes) -> None:
     for label in (b"CERTIFICATE", b"X509 CRL", b"PRIVATE KEY"):
         block = b"-----BEGIN " + label + b"-----\n" + base64.encodebytes(content) + b"-----END " + label + b"-----\n"
-        for text in (content, block, block * 3, authority.certificates + block):
+        for text in (content, block, block * 3, authority.certificate + block):
             assert refused(lambda text=text: parse_identity(text, "it", NOW))  # type: ignore[misc]
-            assert refused(lambda text=text: Revocations.verify(text, authority.certificates))  # type: ignore[misc]
+            assert refused(lambda text=text: Revocations.verify(text, authority.certificate))  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("text", [b"-----BEGIN CERTIFICATE-----" * 50_000, b"-" * 1_000_000])

@@ -32,7 +32,7 @@ class TestFacts:
 
     def test_the_authority_itself_is_nobody(self, authority: Authority) -> None:
         with pytest.raises(TrustError, match="not one that monarch-nb pool made"):
-            facts_of(authority.certificates)
+            facts_of(authority.certificate)
 
 
 class TestFile:
@@ -81,7 +81,7 @@ class TestFile:
             (mine.key, "not a certificate with its key and authority"),
             (mine.certificate + mine.authority, "not a certificate with its key and authority"),
             (mine.certificate + bob.key + mine.authority, "the key is not the certificate's"),
-            (mine.certificate + mine.key + other.certificates, "not of the authority beside it"),
+            (mine.certificate + mine.key + other.certificate, "not of the authority beside it"),
             (mine.certificate + mine.key + bob.certificate, "not of the authority beside it"),
         ):
             with pytest.raises(TrustError, match=why):
@@ -136,5 +136,5 @@ def test_the_lifetime_is_a_year_and_never_beyond_the_authority(authority: Author
     assert authority.issue("ada", "user", now=NOW).expires_at == NOW + LIFETIME_S
     late = authority.expires_at - DAY_S
     assert authority.issue("ada", "user", now=late).expires_at == authority.expires_at
-    with pytest.raises(TrustError, match="expired: monarch-nb pool renew lab --authority"):
+    with pytest.raises(TrustError, match="expired: make the pool anew"):
         authority.issue("ada", "user", now=authority.expires_at)

@@ -7,7 +7,7 @@ import pytest
 
 from monarch_nb.errors import TrustError
 from monarch_nb.trust.authority import Authority
-from monarch_nb.trust.identity import Identity, pem_blocks
+from monarch_nb.trust.identity import Identity
 from monarch_nb.trust.revocation import LARGEST_LIST_BYTES, Revocations, revoke
 from unit.trust.conftest import NOW
 
@@ -26,10 +26,10 @@ def test_it_names_the_revoked_and_nobody_else(
     tmp_path: Path, authority: Authority, ada: Identity, bob: Identity
 ) -> None:
     file = tmp_path / "revoked.pem"
-    assert not Revocations.load(file, authority.certificates).is_revoked(ada.facts), "at first"
+    assert not Revocations.load(file, authority.certificate).is_revoked(ada.facts), "at first"
     made = revoke(Revocations(), authority, [ada.facts], NOW)
     made.save(file)
-    assert Revocations.load(file, authority.certificates) == made
+    assert Revocations.load(file, authority.certificate) == made
     assert file.stat().st_mode & 0o777 == 0o600
     carried = Revocations.verify(made.pem, ada.authority)
     assert carried.is_revoked(ada.facts)
@@ -59,41 +59,29 @@ def test_one_that_another_authority_or_a_user_signs_is_refused(
 ) -> None:
     """Bob's certificate is the authority's, but may not sign."""
     forged = revoke(Revocations(), other, [ada.facts], NOW).pem
-    posing = replace(authority, certificates=bob.certificate, key=bob.key)
+    posing = replace(authority, certificate=bob.certificate, key=bob.key)
     bobs = revoke(Revocations(), posing, [ada.facts], NOW).pem
-    for pem in (forged, forged + other.certificates, bobs + bob.certificate):
+    for pem in (forged, forged + other.certificate, bobs + bob.certificate):
         with pytest.raises(TrustError, match="not signed by this pool's authority"):
-            Revocations.verify(pem, authority.certificates)
+            Revocations.verify(pem, authority.certificate)
 
 
-def test_one_of_a_forgotten_authority_names_nobody(tmp_path: Path, authority: Authority, ada: Identity) -> None:
-    """A node that was away while the authority was renewed and the old one forgotten must start."""
+def test_one_of_a_pool_that_was_made_anew_names_nobody(
+    tmp_path: Path, authority: Authority, other: Authority, ada: Identity
+) -> None:
+    """A node with the list of the pool before must start."""
     revoke(Revocations(), authority, [ada.facts], NOW).save(tmp_path / "revoked.pem")
-    renewed = authority.renewed(NOW)
-    assert Revocations.load(tmp_path / "revoked.pem", renewed.certificates).is_revoked(ada.facts)
-    newest = renewed.without_old()
-    assert Revocations.load(tmp_path / "revoked.pem", newest.certificates) == Revocations()
+    assert Revocations.load(tmp_path / "revoked.pem", other.certificate) == Revocations()
 
 
 def test_a_garbled_file_is_not_passed_over(tmp_path: Path, authority: Authority) -> None:
     (tmp_path / "revoked.pem").touch(mode=0o600)
     with pytest.raises(TrustError, match=r"revoked\.pem can not be used: .* garbled"):
-        Revocations.load(tmp_path / "revoked.pem", authority.certificates)
+        Revocations.load(tmp_path / "revoked.pem", authority.certificate)
 
 
 def test_two_lists_and_endless_ones_are_refused(authority: Authority, ada: Identity) -> None:
     made = revoke(Revocations(), authority, [ada.facts], NOW)
     for pem in (made.pem * 2, made.pem + b" " * LARGEST_LIST_BYTES):
         with pytest.raises(TrustError, match="garbled"):
-            Revocations.verify(pem, authority.certificates)
-
-
-def test_a_renewed_authoritys_list_counts_for_who_knows_the_old(authority: Authority, ada: Identity) -> None:
-    renewed = authority.renewed(NOW)
-    made = revoke(Revocations(), renewed, [ada.facts], NOW)
-    carried = Revocations.verify(made.pem, ada.authority)
-    assert carried.is_revoked(ada.facts)
-    assert Revocations.verify(carried.pem, renewed.certificates) == carried
-    (alone,) = pem_blocks(made.pem, "X509 CRL")
-    with pytest.raises(TrustError, match="not signed"):
-        Revocations.verify(alone, ada.authority)
+            Revocations.verify(pem, authority.certificate)

@@ -6,7 +6,7 @@ import math
 import threading
 
 from monarch_nb.proto.run_pb2 import DebugAnswer, DebugCommand
-from monarch_nb.worker.debug.conversation import Conversation, State
+from monarch_nb.worker.debug.rank_pdb import Conversation, State
 
 
 def test_a_line_that_comes_before_the_first_prompt_is_executed() -> None:

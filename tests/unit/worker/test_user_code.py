@@ -13,9 +13,8 @@ from typing import Any
 import numpy
 import pytest
 
-from monarch_nb.worker.control import stacks
 from monarch_nb.worker.runs import values
-from monarch_nb.worker.user_code import UserCode, awaited_frames, cut_middle, outwards
+from monarch_nb.worker.user_code import UserCode, awaited_frames, cut_middle, describe_stack, outwards
 from unit.worker.users import label, run_cell
 
 
@@ -36,7 +35,7 @@ def test_lines_of_stacks_and_tracebacks() -> None:
     user_code = UserCode(label)
     frame = run_cell("def f():\n    return sys._getframe()\nframe = f()")["frame"]
     assert user_code.line_of_stack(outwards(frame)) == "Cell In[7]:2"
-    assert stacks.describe_stack(user_code, [frame])[0] == '  File "Cell In[7]", line 2, in f'
+    assert describe_stack(user_code, [frame])[0] == '  File "Cell In[7]", line 2, in f'
     with pytest.raises(ValueError, match="Expecting") as caught:
         run_cell("import json\n\njson.loads('{')")
     assert user_code.line_of_traceback(caught.value.__traceback__) == "Cell In[7]:3"

@@ -146,7 +146,7 @@ export function FormView(props: {
       </div>
       {job ? (
         <div className="mnb-form-job">
-          <Progress fraction={job.fraction} label={job.title} />
+          <Progress label={job.title} />
           <p className="mnb-verdict">{job.message || job.title}</p>
         </div>
       ) : (

@@ -20,7 +20,7 @@ export function Jobs({ jobs }: { jobs: Job[] }) {
               </Button>
             )}
           </div>
-          {job.state === 'running' && <Progress fraction={job.fraction} label={job.title} />}
+          {job.state === 'running' && <Progress label={job.title} />}
           <p className={job.state === 'failed' ? 'mnb-bad mnb-pre-line' : 'mnb-dim'} role="status">
             {job.state === 'failed' ? job.error : job.state === 'cancelled' ? 'cancelled' : job.message}
           </p>

@@ -160,17 +160,10 @@ export function Left({ until_s }: { until_s: number }) {
   return <span className="mnb-number">{left_s > 0 ? `${timeLeft(left_s)} left` : 'time is up'}</span>;
 }
 
-export function Progress({ fraction, label }: { fraction: number | null; label: string }) {
+export function Progress({ label }: { label: string }) {
   return (
-    <div
-      className={`mnb-progress${fraction === null ? ' mnb-progress-unknown' : ''}`}
-      role="progressbar"
-      aria-label={label}
-      aria-valuemin={0}
-      aria-valuemax={100}
-      aria-valuenow={fraction === null ? undefined : Math.round(fraction * 100)}
-    >
-      <div style={fraction === null ? undefined : { width: `${fraction * 100}%` }} />
+    <div className="mnb-progress" role="progressbar" aria-label={label}>
+      <div />
     </div>
   );
 }

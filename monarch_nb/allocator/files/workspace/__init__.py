@@ -1,11 +1,11 @@
-"""The copies of trees that ranks work in: changes are staged, journalled and put in place at once.
+"""The copies of trees that ranks work in: what changed comes beside them, and is put in place name by name.
 
 workspaces   one directory for each reservation, brought forward by changes
 mounts       what one tree of it is to hold
-pending      a change on its way, staged beside the workspace
-content      what of it the node has already
+manifest     the same on disk, for the allocator after this one
+pending      a change on its way
+incoming     its content, beside the tree
 plan         how it meets what ranks have changed
-burst        puts it in place, or nothing of it
-journal      what happened, for the allocator after this one
+placing      puts it in place
 directories  names below a directory, reached without following a link
 """

@@ -1,11 +1,11 @@
 """The copies of trees that a node's ranks work in: one directory per reservation, brought forward by changes.
 
     workspaces/RESERVATION/tree      what ranks see; mount "" is its root, mount "data" is tree/data
-                           staging   one directory per change on its way
-                           journal   what was applied, and what was about to be
+                           incoming  content that is not in place yet, a directory per mount
+                           manifest  what we put into the tree, and what we are about to
 
-Nothing here knows of asyncio. `Pending.commit` is short and meant for the event loop's thread, so that no run starts
-on half a tree; everything else may take long, and is meant for worker threads.
+Nothing here knows of asyncio. While a tree is half-way from one version to another, and when that failed, no run may
+start: `check_whole`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,10 @@ from __future__ import annotations
 import logging
 import os
 import re
+import sqlite3
+import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,7 +25,6 @@ from time import strftime
 
 from google.protobuf.message import DecodeError
 
-from monarch_nb.allocator.files.workspace.content import Content, agrees
 from monarch_nb.allocator.files.workspace.directories import (
     Directories,
     facts_at,
@@ -31,14 +33,15 @@ from monarch_nb.allocator.files.workspace.directories import (
     remove_directory,
     remove_tree,
 )
-from monarch_nb.allocator.files.workspace.journal import Journal, Record
+from monarch_nb.allocator.files.workspace.incoming import Incoming
+from monarch_nb.allocator.files.workspace.manifest import Manifest
 from monarch_nb.allocator.files.workspace.mounts import DIRECTORY, FILE, Mount
 from monarch_nb.allocator.files.workspace.pending import Pending
-from monarch_nb.allocator.files.workspace.plan import is_as_applied
+from monarch_nb.allocator.files.workspace.plan import agrees, is_as_applied
 from monarch_nb.config import NodePaths
-from monarch_nb.errors import MonarchNbError, ReservationNotFound, UsageError
+from monarch_nb.errors import FilesError, ReservationNotFound, UsageError
 from monarch_nb.files.tree import check_change, printable
-from monarch_nb.proto.files_pb2 import MountStatus, TreeApplied, TreeChange, TreeEntry, WorkspaceReply
+from monarch_nb.proto.files_pb2 import MountStatus, TreeChange, TreeEntry, WorkspaceReply
 
 _log = logging.getLogger(__name__)
 _ID = re.compile(r"[A-Za-z0-9_-]{1,100}")
@@ -61,7 +64,6 @@ class Workspaces:
 
     Args:
         node: how errors name this node.
-        cache_limit_bytes: how much content that no workspace holds any more is kept.
         later: does what nobody has to wait for.
     """
 
@@ -70,11 +72,9 @@ class Workspaces:
         paths: NodePaths,
         *,
         node: str,
-        cache_limit_bytes: int,
         later: Callable[[Callable[[], object]], object] = lambda work: work(),
     ) -> None:
         self._paths, self._node, self._later = paths, node, later
-        self._content = Content(paths.content, cache_limit_bytes)
         self._lock = RLock()
         self._known: dict[str, _Workspace] = {}
         paths.workspaces.mkdir(mode=0o700, exist_ok=True)
@@ -85,7 +85,7 @@ class Workspaces:
                 except OSError as error:  # a full disk: at the next start
                     _log.warning("%s can not be removed: %s", directory, error)
             elif _ID.fullmatch(directory.name):
-                self._known[directory.name] = _Workspace(directory, self._content, node)
+                self._known[directory.name] = _Workspace(directory, node)
 
     def reservations(self) -> list[str]:
         """Return the ids of the reservations that have a workspace."""
@@ -96,7 +96,7 @@ class Workspaces:
         with self._lock:
             if (workspace := self._known.get(_checked(reservation_id))) is None:
                 directory = self._paths.workspaces / reservation_id
-                workspace = self._known[reservation_id] = _Workspace(directory, self._content, self._node)
+                workspace = self._known[reservation_id] = _Workspace(directory, self._node)
             return workspace.tree
 
     def begin(self, reservation_id: str, change: TreeChange, overwrite: bool = False) -> Pending | None:
@@ -117,6 +117,17 @@ class Workspaces:
         workspace = self._known.get(reservation_id)
         return workspace.resume(mount, version) if workspace else None
 
+    def check_whole(self, reservation_id: str) -> None:
+        """Refuse to let anything run on half a sync.
+
+        Raises:
+            FilesError: one is under way, or was interrupted.
+        """
+        workspace = self._known.get(reservation_id)
+        if workspace and workspace.is_half_way():
+            told = "some files are of the version before, as a sync was interrupted or is under way: %mesh sync goes on"
+            raise FilesError(f"{self._node}: {told}", self._node)
+
     def status(self, reservation_id: str, *, look: bool = False, coming: Iterable[TreeChange] = ()) -> WorkspaceReply:
         """Return what a workspace holds.
 
@@ -131,7 +142,6 @@ class Workspaces:
         return WorkspaceReply(
             directory=str(workspace.tree),
             mounts=workspace.statuses(look, {change.mount: change.changed for change in coming}),
-            cache_bytes=self._content.cache_bytes,
         )
 
     def release(self, reservation_id: str, name: str = "") -> Kept | None:
@@ -151,7 +161,7 @@ class Workspaces:
 
     def _finish_release(self, directory: Path, label: str) -> Kept | None:
         """What ranks wrote is told; where they wrote nothing, nobody has to wait."""
-        workspace = _Workspace(directory, self._content, self._node)
+        workspace = _Workspace(directory, self._node)
         if workspace.is_as_applied():
             self._later(partial(self._clear, workspace, label))
             return None
@@ -174,42 +184,49 @@ class Workspaces:
 class _Workspace:
     """One reservation's directory and the trees in it."""
 
-    def __init__(self, directory: Path, content: Content, node: str) -> None:
-        self.directory, self.tree, self._staging = directory, directory / "tree", directory / "staging"
-        self._content, self._node = content, node
+    def __init__(self, directory: Path, node: str) -> None:
+        self.directory, self.tree = directory, directory / "tree"
+        self._node = node
         self._lock = RLock()
-        self._mounts: dict[str, Mount] = {}
-        self._forgot = False
+        self._incoming: dict[str, Incoming] = {}
         self._pending: dict[str, Pending] = {}
-        self._number = 0
         self.tree.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._journal = Journal(directory / "journal")
-        self._load()
-        remove_tree(self._staging)
-        for mount in self._mounts.values():
-            self._content.place(self._place(mount), mount.entries.values())
+        remove_tree(directory / "incoming")
+        self._manifest, self._mounts = self._read()
+
+    def _read(self) -> tuple[Manifest, dict[str, Mount]]:
+        try:
+            manifest = Manifest(path := self.directory / "manifest")
+            return manifest, manifest.read()
+        except (sqlite3.DatabaseError, DecodeError) as error:
+            if isinstance(error, sqlite3.OperationalError):  # a full disk
+                raise
+            _log.warning("%s is damaged (%s): what lies in the workspace counts as written by ranks", path, error)
+            for path in self.directory.glob("manifest*"):
+                path.unlink()
+            return Manifest(self.directory / "manifest"), {}
+
+    def is_half_way(self) -> bool:
+        """Whether a change is being put in place, or that was interrupted."""
+        return any(mount.coming for mount in list(self._mounts.values()))
 
     def begin(self, change: TreeChange, overwrite: bool) -> Pending | None:
         """See Workspaces.begin."""
         with self._lock:
-            mount = self._mounts.get(change.mount) or Mount(change.mount, forgot=self._forgot)
+            mount = self._mounts.get(change.mount) or Mount(change.mount)
             self._refuse(mount, change, overwrite)
             if same := self.resume(mount.name, change.version):
                 return same
             if change.version == mount.version:  # it is in place, from before a restart
-                return self._make(mount, TreeChange(version=change.version), 0, overwrite)
+                return self._make(mount, TreeChange(version=change.version), overwrite)
             if not change.whole and change.base != mount.version:
                 return None
-            extra = mount.kept | mount.unsure
-            if overwrite:
-                extra |= mount.theirs | set(self._differing(mount, mount.entries))
+            extra = mount.theirs | self._differing(mount, mount.entries).keys() if overwrite else set[bytes]()
             effective = mount.effective(change, extra)
             if earlier := self._pending.pop(mount.name, None):
                 earlier.abandon()
-            self._compact()
             self._mounts[mount.name] = mount
-            self._number += 1
-            pending = self._pending[mount.name] = self._make(mount, effective, self._number, overwrite)
+            pending = self._pending[mount.name] = self._make(mount, effective, overwrite)
             return pending
 
     def resume(self, mount: str, version: str) -> Pending | None:
@@ -232,26 +249,26 @@ class _Workspace:
                 yield status
 
     def close(self) -> None:
-        """Abandon what is on its way; what lies here is no content to copy from any more."""
+        """Abandon what is on its way."""
         with self._lock:
             for pending in self._pending.values():
                 pending.abandon()
-            for mount in self._mounts.values():
-                self._content.forget(self._place(mount), mount.entries.values())
+            for incoming in self._incoming.values():
+                incoming.clear()
+            self._manifest.close()
 
     def is_as_applied(self) -> bool:
         """Whether ranks wrote nothing, but for what Python compiled. Reads no content."""
-        applied = {
-            b"/".join(filter(None, (mount.name.encode(), path))): entry
+        ours = {
+            b"/".join(filter(None, (mount.name.encode(), path))): mount.ours(path)
             for mount in self._mounts.values()
-            for path, entry in mount.entries.items()
-            if path not in mount.theirs
+            for path in {**mount.entries, **mount.coming}
         }
-        for path, descriptor, name in self._files():
-            entry, facts = applied.get(path), facts_at(descriptor, name)
-            if facts and (entry is None or not is_as_applied(entry, facts, descriptor, name)):
-                return False
-        return True
+        return all(
+            any(is_as_applied(entry, facts, descriptor, name) for entry in ours.get(path, ()))
+            for path, descriptor, name in self._files()
+            if (facts := facts_at(descriptor, name))
+        )
 
     def _files(self) -> Iterator[tuple[bytes, int, bytes]]:
         """Yield what lies in the tree, but for what Python compiled: its path, its directory, and its name there."""
@@ -262,14 +279,12 @@ class _Workspace:
                     yield os.path.join(directory, name)[len(top) + 1 :], descriptor, name
 
     def clear(self) -> tuple[int, int]:
-        """Remove what was synced, into the cache as far as it reaches; return how many files and bytes ranks wrote."""
+        """Remove what was synced; return how many files and bytes ranks wrote."""
         for mount in sorted(self._mounts.values(), key=lambda mount: mount.name, reverse=True):
             with Directories(self._root(mount.name)) as tree:
-                for path in sorted(mount.entries.keys() - mount.theirs, reverse=True):
-                    try:
-                        self._clear_entry(mount.entries[path], tree)
-                    except OSError:
-                        pass  # it stays, and counts as a rank's
+                for path in sorted({**mount.entries, **mount.coming}, reverse=True):
+                    with suppress(OSError):  # it stays, and counts as a rank's
+                        self._clear_name(path, mount.ours(path), tree)
         for _, directories, _, descriptor in os.fwalk(self.tree, topdown=False):
             try:
                 for name in directories:
@@ -284,14 +299,12 @@ class _Workspace:
             size_bytes += sum(facts.st_size for facts in found)
         return files, size_bytes
 
-    def _clear_entry(self, entry: TreeEntry, tree: Directories) -> None:
-        if entry.kind == DIRECTORY or (facts := tree.facts(entry.path)) is None:
+    def _clear_name(self, path: bytes, ours: Iterable[TreeEntry], tree: Directories) -> None:
+        if (facts := tree.facts(path)) is None or stat.S_ISDIR(facts.st_mode):
             return
-        directory, name = tree.parent(entry.path)
-        if is_as_applied(entry, facts, directory, name):
-            self._content.keep(directory, [(name, entry)])
-            if facts_at(directory, name):
-                os.unlink(name, dir_fd=directory)
+        directory, name = tree.parent(path)
+        if any(is_as_applied(entry, facts, directory, name) for entry in ours):
+            os.unlink(name, dir_fd=directory)
 
     def _refuse(self, mount: Mount, change: TreeChange, overwrite: bool) -> None:
         if not change.version:
@@ -363,81 +376,20 @@ class _Workspace:
                 for entry in entries
             )
 
-    def _make(self, mount: Mount, change: TreeChange, number: int, overwrite: bool) -> Pending:
+    def _make(self, mount: Mount, change: TreeChange, overwrite: bool) -> Pending:
+        incoming = self.directory / "incoming" / f"@{mount.name}"
         return Pending(
             mount,
             change,
             root=self._root(mount.name),
-            staging=self._staging / str(number),
-            journal=self._journal,
-            content=self._content,
+            incoming=self._incoming.setdefault(mount.name, Incoming(incoming)),
+            manifest=self._manifest,
             overwrite=overwrite,
             node=self._node,
         )
 
     def _root(self, mount: str) -> Path:
         return self.tree / mount
-
-    def _place(self, mount: Mount) -> bytes:
-        return os.fsencode(self._root(mount.name))
-
-    def _load(self) -> None:
-        """Bring back what was applied; go on with what was being put in place."""
-        try:
-            for change, record in self._replay():
-                self._recover(change, record)
-        except (DecodeError, KeyError) as error:
-            _log.warning("%s is damaged (%s): the next sync finds out what there is", self.directory / "journal", error)
-            self._mounts.clear()
-            self._forgot = True
-            self._journal.rewrite([])
-
-    def _replay(self) -> list[tuple[TreeChange, Record]]:
-        """Apply what the journal says is done; return the changes in which an allocator was killed."""
-        prepared: dict[int, TreeChange] = {}
-        committing: dict[int, Record] = {}
-        for record in self._journal.read():
-            self._number = max(self._number, record.number)
-            if record.step == "prepared":
-                prepared[record.number] = TreeChange.FromString(record.body)
-            elif record.step == "committing":
-                committing[record.number] = record
-            else:
-                committing.pop(record.number, None)
-                change = prepared.pop(record.number)
-                if record.step == "done":
-                    applied = TreeApplied.FromString(record.body)
-                    self._mounts.setdefault(change.mount, Mount(change.mount)).apply(change, applied)
-        return [
-            (prepared[number], record)
-            for number, record in committing.items()
-            if (self._staging / str(number)).exists()
-        ]
-
-    def _recover(self, change: TreeChange, record: Record) -> None:
-        mount = self._mounts.setdefault(change.mount, Mount(change.mount))
-        pending = self._make(mount, change, record.number, record.overwrite)
-        try:
-            pending.recover(TreeApplied.FromString(record.body))
-            pending.settle()
-        except MonarchNbError as error:
-            _log.warning("%s; it is looked at again by the next sync", error)
-            mount.version = ""
-            mount.unsure |= {*change.removed, *(entry.path for entry in change.changed)}
-
-    def _compact(self) -> None:
-        """Write the journal anew when most of it is of the past."""
-        if not self._journal.is_long:
-            return
-        with self._journal.lock:
-            records = []
-            for mount in self._mounts.values():
-                self._number += 1
-                done = TreeApplied(kept=sorted(mount.kept), theirs=sorted(mount.theirs)).SerializeToString()
-                records.append(Record("prepared", self._number, body=mount.whole().SerializeToString()))
-                records.append(Record("done", self._number, body=done))
-            records += [pending.record() for pending in self._pending.values() if pending.is_ready]
-            self._journal.rewrite(records)
 
 
 def _checked(reservation_id: str) -> str:

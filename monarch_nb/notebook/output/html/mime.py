@@ -22,6 +22,8 @@ _CODE_OR_MATH = re.compile(r"(`+).*?\1|\$\$.+?\$\$|\$(?=\S)[^$\n]+(?<=\S)\$(?!\d
 _MATH_PLACE = re.compile("\ue000(\\d+)\ue001")
 _CONTENT_FONT = "font-family:var(--jp-content-font-family,var(--vscode-font-family,system-ui,sans-serif))"
 _MAX_CHARACTERS = 20_000
+_ENDS_EARLY = re.compile(r"\n *\.\.\.[\])}]+$")
+"""What IPython writes of a list, set or dictionary after its 1,000th element."""
 
 
 def stands_alone(data: Mapping[str, Any]) -> bool:
@@ -48,7 +50,8 @@ def rich_html(data: Mapping[str, Any], metadata: Mapping[str, Any]) -> str:
 
 
 def plain_text(data: Mapping[str, Any], hint: str = "") -> str:
-    """Return the text of a bundle, whatever it has; very long text loses its middle, where `hint` says who has it.
+    """Return the text of a bundle, whatever it has; very long text loses its middle, and IPython leaves out the
+    end of a long list. `hint` says who has it.
 
     Markdown and JSON are their own text: what else objects have is often a mere `<IPython.core.display.JSON object>`.
     """
@@ -57,6 +60,8 @@ def plain_text(data: Mapping[str, Any], hint: str = "") -> str:
         if mime in data:
             is_text = isinstance(data[mime], str if mime == "application/json" else (str, list))
             text = _text(data[mime]) if is_text else json.dumps(data[mime], default=str)
+            if hint and len(text) <= _MAX_CHARACTERS and _ENDS_EARLY.search(text):
+                return f"{text}\n… (more elements not shown{hint}) …"
             return cut_middle(text, _MAX_CHARACTERS, hint)
     return f"<{next(iter(data), 'nothing')}>"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 from collections.abc import Iterable, Sequence
 
-from monarch_nb.client.top.table import Shares, TopTable
+from monarch_nb.client.instruments.top_table import Shares, TopTable
 
 _CELL = "text-align:left;padding:2px 14px 2px 0;vertical-align:top;border:0;background:none;white-space:nowrap"
 _MUTED = "color:var(--jp-ui-font-color2,#666)"

@@ -11,8 +11,8 @@ from typing import Any
 
 from monarch_nb.config import UNFOLDED_RANKS
 from monarch_nb.ground.rank_sets import format_ranks
+from monarch_nb.lines.spreads import fold_texts
 from monarch_nb.lines.templates import MAX_FOLDED_CHARACTERS
-from monarch_nb.lines.texts import fold_texts
 from monarch_nb.notebook.output.rows import ResultGroup
 from monarch_nb.notebook.output.values.spread import Number, Spread, some_ranks
 

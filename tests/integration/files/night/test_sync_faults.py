@@ -13,10 +13,12 @@ import pytest
 
 from integration.files.copies import Names, assert_same, copies, module, names_in
 from integration.live import client, kill
+from monarch_nb.allocator.files.workspace.manifest import Manifest
 from monarch_nb.client.connections.bridge import call
 from monarch_nb.client.reservations.reservation import Reservation
 from monarch_nb.client.reservations.reserve import reserve
 from monarch_nb.errors import FilesError, NodeUnreachable, UsageError
+from monarch_nb.files.content import new_hash
 from monarch_nb.proto import files_pb2 as pb
 from monarch_nb.provision.local import LocalProvisioner
 from monarch_nb.rpc.status import error_from_json
@@ -135,6 +137,21 @@ class TestNodes:
         assert report.files == 1, "they know what they have"
         assert synced.mesh.run("model.value()").values == ["two"] * RANKS
 
+    def test_killed_while_it_puts_files_in_place(self, synced: Reservation, project: Path) -> None:
+        for name in ("model.py", "data.txt"):
+            Path(name).write_text(module("old"))
+        assert synced.mesh.run("import model; model.value()").values == ["old"] * RANKS
+        kill(pids()["node1"])
+        _half_way(copies(synced)[1], Path("model.py"), module("newer"))
+        up()
+        with pytest.raises(FilesError, match=r"node1: some files are of the version before.*%mesh sync goes on"):
+            synced.mesh.run("ran = True", sync=False)
+        assert synced.mesh.select([0, 1]).run("model.value()", sync=False).values == ["old"] * 2
+        Path("data.txt").write_text("newest")
+        assert not synced.sync().kept
+        assert synced.mesh.run("'ran' in globals(), model.value()").values[2] == (False, "old")
+        assert_same(synced, project)
+
     def test_one_that_other_nodes_do_not_reach_gets_them_from_here(
         self, synced: Reservation, project: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -148,6 +165,19 @@ class TestNodes:
         synced.sync()
         synced.mesh.restart([3])
         assert synced.mesh.run("import model; model.value()", sync=False).values == [1] * RANKS
+
+
+def _half_way(tree: Path, file: Path, text: str) -> None:
+    """Leave a copy as an allocator leaves it that is killed after it put a file in place, and before all others."""
+    manifest = Manifest(tree.parent / "manifest")
+    mount = manifest.read()[""]
+    (tree / file).write_text(text)
+    facts = (tree / file).stat()
+    there = pb.TreeEntry()
+    there.CopyFrom(mount.entries[os.fsencode(file)])
+    there.size_bytes, there.modified_ns, there.hash = facts.st_size, facts.st_mtime_ns, new_hash(text.encode()).digest()
+    manifest.begin(mount, {os.fsencode(file): [there], b"data.txt": []})
+    manifest.close()
 
 
 class TestClients:
@@ -271,7 +301,7 @@ def _sent(reservation: Reservation, change: pb.TreeChange) -> pb.NodeSynced:
 
 
 def names_in_directory(directory: Path) -> set[str]:
-    return {path.name for path in directory.iterdir()} - {"staging"}
+    return {path.name for path in directory.iterdir()} - {"incoming"}
 
 
 @pytest.fixture

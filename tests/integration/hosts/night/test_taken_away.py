@@ -54,4 +54,3 @@ def test_scripts_that_train_are_saved_and_others_have_time_to_save_themselves(la
     evaluates.result(TIMEOUT_S)
     with pytest.raises(MonarchNbError):
         trains.result(TIMEOUT_S)
-    dev.release()

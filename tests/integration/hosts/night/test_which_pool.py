@@ -26,7 +26,7 @@ def test_commands_say_in_which_pool_it_is(lab: Lab, tmp_path: Path, capsys: pyte
         assert main([command, "dev", "--pool", "local"]) == 1
         assert HINT in capsys.readouterr().err, command
     assert main(["release", "--pool", "local"]) == 0
-    assert capsys.readouterr().out.startswith("nothing is held in the pool local; you hold dev in the pool lab")
+    assert capsys.readouterr().out.startswith("you hold nothing in the pool local; you hold dev in the pool lab")
     bob = Person(lab, "bob", tmp_path)
     refused = "import monarch_nb\ntry: monarch_nb.attach('dev', pool='local')\nexcept monarch_nb.MonarchNbError as e: "
     (line,) = bob.run(refused + "print(e)")

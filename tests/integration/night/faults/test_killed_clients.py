@@ -3,8 +3,10 @@ nodes see the client's process they do not wait for it either."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +16,7 @@ from integration.live import TIMEOUT_S, client, eventually
 from integration.patched import patch_allocators
 from leaks import processes_of
 from monarch_nb.client.connections.bridge import call
-from monarch_nb.client.pools.facts.held import HeldReservation
+from monarch_nb.client.pools.held import HeldReservation
 from monarch_nb.client.pools.pool import pool_named
 from monarch_nb.client.reservations.reserve import attach, reserve
 from monarch_nb.config import NodePaths
@@ -39,6 +41,8 @@ def killing(whole):
         async with one_at_a_time:
             answer = await whole(self, method, *arguments, **options)
             if next(calls) == {moment}:
+                if self._session is not None:
+                    await self._opened.wait()  # before it the node sees no process
                 os.kill(os.getpid(), signal.SIGKILL)
             return answer
     return call
@@ -75,9 +79,25 @@ def held() -> list[HeldReservation]:
     return call(pool_named(None).reservations())
 
 
-def is_whole_or_gone() -> bool:
+def half_made() -> list[str]:
+    """What nodes are about to end because a dead client had begun it, a whole reservation, too, until it is called so;
+    and the nodes of one that is not whole."""
+    found: list[str] = []
+    for node in local.nodes():
+        database = f"file:{NodePaths(node.directory).database}?mode=ro"
+        with contextlib.closing(sqlite3.connect(database, uri=True)) as records:
+            rows = records.execute("SELECT kind, key FROM record WHERE kind IN ('undertaking', 'owed')").fetchall()
+        found += [f"{node.node_id}: {kind} {key}" for kind, key in rows]
     statuses = [status for one in held() for _, status in one.nodes.values()]
-    return len(statuses) in (0, 2) and all(status.confirmed for status in statuses)
+    is_whole = len(statuses) in (0, 2) and all(status.confirmed for status in statuses)
+    return found if is_whole else [*found, *map(str, statuses)]
+
+
+def wait_until_nothing_is_half_made() -> None:
+    try:
+        eventually(lambda: not half_made())
+    except AssertionError as error:
+        raise AssertionError(half_made()) from error
 
 
 def test_reserve(home: Path) -> None:
@@ -87,7 +107,7 @@ def test_reserve(home: Path) -> None:
     reserve("warm", nodes=2, procs=2).release()
     before = pids()
     for _ in moments("monarch_nb.reserve('half', nodes=2, procs=2, preload=[])"):
-        eventually(is_whole_or_gone)
+        wait_until_nothing_is_half_made()
         if held():
             whole = attach("half")
             assert whole.mesh.run("rank").values == [0, 1, 2, 3]
@@ -125,6 +145,6 @@ def test_sync(project: Path) -> None:
         found = dev.mesh.run("import pathlib\n{str(p): p.read_text() for p in pathlib.Path().rglob('*.*')}").values
         now = {str(path.relative_to(project)): path.read_text() for path in project.rglob("*.*")}
         assert found == [now] * 4
-        eventually(lambda: not any(files_in(copy / "staging") for copy in copies))  # what had come goes with the next
+        eventually(lambda: not any(files_in(copy / "incoming") for copy in copies))  # what had come goes with the next
         write(f"at {moment}")
     dev.release()

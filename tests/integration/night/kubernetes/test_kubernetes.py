@@ -253,7 +253,7 @@ class TestRefusals:
         refused(UsageError, "the cluster has no TrainJob .*: it needs Kubeflow", "--kind=TrainJob")
 
     def test_an_image_that_can_not_be_pulled(self, standin: Cluster) -> None:
-        said = r'would wait for ever: k8s-dev-\w+-0-\w+ .*can not be pulled.*Failed to pull image "no-such": not found'
+        said = r'would wait for ever: k8s-dev-\w+-0-\w+ .*ImagePullBackOff.*Failed to pull image "no-such": not found'
         refused(CapacityError, said, "--image=no-such")
 
     def test_a_quota_that_is_too_small(self, standin: Cluster) -> None:

@@ -17,7 +17,7 @@ from monarch_nb.errors import CapacityError, PoolError, UsageError
 from monarch_nb.provision import jobs
 from monarch_nb.provision.helpers import Helper
 from monarch_nb.provision.launchers import Ask, Offer, launcher, offer_of
-from monarch_nb.provision.remote.preparation import Preparation
+from monarch_nb.provision.remote.preparing import Preparation
 from monarch_nb.provision.skypilot import launcher as skypilot
 
 if TYPE_CHECKING:

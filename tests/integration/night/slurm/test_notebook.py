@@ -14,7 +14,7 @@ from integration.night.slurm.controller import run, squeue
 from integration.notebooks import execute
 from monarch_nb.client.reservations.reserve import attach, reserve
 from monarch_nb.provision import jobs
-from monarch_nb.worker.saving.manifest import Manifest, damaged
+from monarch_nb.worker.saving.manifest import Manifest, damage
 
 
 @pytest.mark.slow
@@ -60,7 +60,7 @@ def test_a_cell_whose_job_is_taken_back_goes_on_in_the_next_one(way: Slurm, tmp_
         eventually(lambda: [job.id for job in jobs.jobs() if job.served] not in ([], [first.id]), 120)
         gate.open(2)
         text = kernel.wait(cell)
-        assert f"Slurm job {first.id} was cancelled (CANCELLED): resuming" in text
+        assert f"Slurm job {first.id} has ended (CANCELLED): resuming" in text
         assert "[0-1] made" in text
         assert "loaded " in text
         assert "[0-1] went on at 5" in text
@@ -134,7 +134,7 @@ def test_ranks_save_when_slurm_warns_and_go_on(way: Slurm, tmp_path: Path) -> No
     save = tmp_path / "saves" / "0001"
     eventually((save / "save.json").exists)
     manifest = Manifest.read(save)
-    assert damaged(save, manifest) == []
+    assert damage(save, manifest) == {}
     assert "step" in {part.name for part in manifest.parts}
     script.result(TIMEOUT_S)  # its handlers have heard it, as Lightning's would
     assert dev.mesh.run("int(step)").values == [12, 12], "a warning ends nothing"

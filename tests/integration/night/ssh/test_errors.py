@@ -18,7 +18,7 @@ from monarch_nb.config import CONFIG_VARIABLE, HOME_VARIABLE, SSH_VARIABLE
 from monarch_nb.errors import PoolError, UsageError
 from monarch_nb.ground.interrupting import Interrupt, interruptible
 from monarch_nb.provision import jobs, launchers
-from monarch_nb.provision.remote.preparation import Preparation
+from monarch_nb.provision.remote.preparing import Preparation
 
 
 def refused(on: str, nodes: int = 1, *arguments: str) -> str:
@@ -66,7 +66,7 @@ def test_what_makes_no_sense_is_refused(make_lab: Callable[..., SshLab]) -> None
         ("ssh", (), "say which hosts, as in --on ssh:lab; there are lab-1"),
         ("ssh:gpu*", (), r"no Host of .* matches gpu\*; there are lab-1"),
         ("ssh:lab-1;reboot", (), "is no host for ssh"),
-        ("ssh:lab", ("--partition=a100",), "after the -- stand --hosts HOST,HOST, --interface NAME, --directory DIR"),
+        ("ssh:lab", ("--partition=a100",), "after the -- for ssh: .*; there are --hosts, --interface, --directory"),
         ("ssh:lab", ("--directory", "here"), "write the whole path"),
     ]:
         with pytest.raises(UsageError, match=said):

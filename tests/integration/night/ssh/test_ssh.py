@@ -18,7 +18,7 @@ from monarch_nb.config import SSH_VARIABLE, config_directory
 from monarch_nb.errors import MonarchNbError
 from monarch_nb.provision import jobs
 from monarch_nb.provision.remote import preparing
-from monarch_nb.worker.saving.manifest import Manifest, damaged
+from monarch_nb.worker.saving.manifest import Manifest, damage
 
 
 class TestSsh(AnyWay):
@@ -36,7 +36,7 @@ def test_a_host_that_was_away_at_the_release_is_cleaned_up_by_the_next_job(
     dev = reserve("dev", nodes=2, procs=1, preload=[], on="ssh:lab")
     lab.host("lab-2").pull_the_cable()
     [left] = dev.release()
-    assert str(left) == "lab-2 does not answer: its ranks go on, until the next job that reaches it ends them"
+    assert str(left) == "lab-2 does not answer: its ranks go on until the next job that reaches it ends them"
     assert owed.exists()
     lab.host("lab-2").plug_it_in()
     assert [each for each in lab.processes() if each.startswith("lab-2")] != []
@@ -57,7 +57,7 @@ def test_an_allocator_that_is_told_to_end_has_its_ranks_save_first(
     eventually(lambda: not lab.processes())
     [save] = [each for each in (tmp_path / "saves").iterdir() if not each.name.startswith(".")]
     manifest = Manifest.read(save)
-    assert damaged(save, manifest) == []
+    assert damage(save, manifest) == {}
     assert "step" in {part.name for part in manifest.parts}
     with contextlib.suppress(MonarchNbError):
         dev.release()

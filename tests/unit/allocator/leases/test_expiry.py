@@ -11,7 +11,8 @@ from monarch_nb.allocator.node import Node
 from monarch_nb.allocator.recovery.read_state import read_state
 from monarch_nb.allocator.sessions.sessions import Session
 from monarch_nb.allocator.state.state import NodeState
-from monarch_nb.errors import ReservationReleased
+from monarch_nb.allocator.supervision.processes import seconds_since_boot
+from monarch_nb.errors import ReservationExpired, ReservationReleased
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.rpc.status import error_from_json
 from unit.allocator.idle_node import (
@@ -48,6 +49,29 @@ class TestReleasedByAPerson:
         late = Session()
         node.leases.expiry.attach(late, "r")
         assert [event.ended for event in events(late, "time_left")] == [ended]
+
+
+class TestExtending:
+    async def test_once_the_time_is_up_it_is_refused_whoever_comes_first(self, node: NodeWithoutProcesses) -> None:
+        await spawn(node)
+        limits = node.state.leases["r"].limits
+        limits.extend(60.0, seconds_since_boot())
+        assert limits.confirmed_s is not None
+        limits.confirmed_s -= 61.0  # no timer has looked yet
+        for _ in range(2):  # then its ranks are being ended
+            with pytest.raises(ReservationExpired, match="its time of 1 min was up"):
+                node.leases.extend("r", 3600.0)
+            assert limits.time_s == 60.0
+        await node.leases.releases["r"]
+        with pytest.raises(ReservationExpired):
+            node.leases.extend("r", 3600.0)
+
+    async def test_what_a_person_releases_is_not_held_for_longer(self, node: NodeWithoutProcesses) -> None:
+        await spawn(node)
+        ending = node.leases.start_release("r", by="in the panel")
+        with pytest.raises(ReservationReleased, match="in the panel"):
+            node.leases.extend("r", 3600.0)
+        await ending
 
 
 class TestProvisionalLease:

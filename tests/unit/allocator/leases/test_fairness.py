@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -35,7 +36,7 @@ class Wire:
         await asyncio.sleep(0)
         if peer.address in self.away:
             raise NodeUnreachable("away", peer.address)
-        return self.nodes[peer.address].fairness.usage(request.since)
+        return self.nodes[peer.address].fairness.usage()
 
 
 @pytest.fixture
@@ -125,7 +126,7 @@ def test_a_spoilt_file_leaves_the_limits_as_they_were(tmp_path: Path) -> None:
     assert before is not None
     path.write_text(LIMIT + "gpu = 4\n")
     assert file.newest() is before
-    assert file.problems == ["line 3: there is no 'gpu': limits are nodes, gpus, node-hours, gpu-hours"]
+    assert file.problems == ["line 3: there is no 'gpu': limits are nodes, gpus"]
     path.write_text(LIMIT)
     path.chmod(0o666)
     assert file.newest() is before
@@ -136,8 +137,20 @@ def test_a_spoilt_file_leaves_the_limits_as_they_were(tmp_path: Path) -> None:
 
 def test_a_node_does_not_start_without_the_limits_that_it_has(tmp_path: Path) -> None:
     path = tmp_path / "limits.toml"
-    path.write_text("window = 7\n")
-    with pytest.raises(UsageError, match="line 1: window is a time"):
+    path.write_text("contact = 7\n")
+    with pytest.raises(UsageError, match="line 1: contact is a text"):
         LimitsFile(path).check()
     os.truncate(path, 0)
     LimitsFile(path).check()
+
+
+async def test_the_audit_log_says_who_holds_what(
+    pool: dict[str, NodeWithoutProcesses], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "monarch_nb.audit")
+    one, *_ = pool.values()
+    await take(one, "dev", owner='eve", "event": "x\n')
+    await one.leases.release("dev")
+    first, last = (json.loads(record.message) for record in caplog.records)
+    assert (first["event"], first["owner"], first["from"]) == ("reserved", 'eve", "event": "x\n', "ipv4:10.0.0.9:40000")
+    assert (last["event"], last["name"]) == ("released", "dev")

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import threading
 from pathlib import Path
 
 import pytest
 
 from monarch_nb.allocator.logs import limit
-from monarch_nb.allocator.logs.archive import Archive, Archives
+from monarch_nb.allocator.logs.kept import KeptLogs
 from monarch_nb.allocator.logs.limit import LogLimit, StoredFile, StoredOutput, choose, default_limit_bytes
 from monarch_nb.allocator.logs.output import RankFiles
 from monarch_nb.allocator.logs.stored import Dropped
@@ -29,7 +28,8 @@ def stored(output: int, *used_mb: int, finished: bool = True) -> StoredOutput:
 
 
 def limit_of(runs: Path, limit_bytes: int) -> LogLimit:
-    return LogLimit(NodePaths(runs), {}, Archives(), threading.Lock(), limit_bytes)
+    paths = NodePaths(runs)
+    return LogLimit(paths, {}, KeptLogs(paths, print), limit_bytes)
 
 
 def chosen(outputs: list[StoredOutput], limit_mb: int) -> dict[tuple[int, int], int]:
@@ -67,7 +67,7 @@ class TestSweeping:
         return files
 
     def sweep(self, runs: Path, limit_bytes: int, going_on: set[int] = set()) -> int:  # noqa: B006
-        return limit_of(runs, limit_bytes).sweep({runs: going_on}, {runs: Archive(runs)})
+        return limit_of(runs, limit_bytes).sweep({runs: going_on})
 
     def test_the_disk_gets_its_room_back_and_positions_stay(self, runs: Path) -> None:
         old, new = (self.write(runs, output, LINE * 10_000) for output in (1, 2))
@@ -89,6 +89,13 @@ class TestSweeping:
         self.write(runs, 3, LINE * 7_000)
         self.sweep(runs, 19 * MB // 10)
         assert (old.dropped().out > 0.99 * MB, new.dropped().out) == (True, 0)
+
+    def test_what_meshes_printed_that_have_ended_goes_first(self, runs: Path, tmp_path: Path) -> None:
+        ended = tmp_path / "ended"
+        ended.mkdir()
+        old, new = self.write(ended, 1, LINE * 10_000), self.write(runs, 2, LINE * 10_000)
+        limit_of(runs, 15 * MB // 10).sweep({runs: {2}, ended: None})
+        assert (old.dropped().out > MB // 2, new.dropped().out) == (True, 0)
 
     def test_marks_are_dropped_whole(self, runs: Path) -> None:
         mark = run_pb2.Mark(display=run_pb2.Display(content_json="x" * 1_000)).SerializeToString()

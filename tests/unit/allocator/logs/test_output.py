@@ -6,8 +6,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from monarch_nb.allocator.logs.output import FLOOD_BYTES, WHOLE_BYTES, RankFiles
-from monarch_nb.allocator.logs.stored import stored_outputs
+from monarch_nb.allocator.logs import output
+from monarch_nb.allocator.logs.output import FLOOD_BYTES, PART_BYTES, RankFiles
+from monarch_nb.allocator.logs.stored import Dropped, stored_outputs
 from monarch_nb.ground.frames import encode_frame
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2
@@ -199,10 +200,40 @@ def test_outputs_are_found_by_number(tmp_path: Path) -> None:
     assert [stored_outputs(tmp_path / "none"), stored_outputs(tmp_path)] == [[], [1, 9, 10]]
 
 
-def test_who_wants_it_whole_gets_floods_up_to_what_memory_can_hold(writer: Writer) -> None:
+def test_who_wants_it_whole_gets_floods_in_parts_that_memory_can_hold(
+    writer: Writer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(output, "PART_BYTES", 2_500)
     line = b"x" * 99 + b"\n"
-    writer.write("out", line * 10_000)
-    assert pieces(writer.files.read_since(run_pb2.Cursor(), WHOLE_BYTES)) == [("out", line * 10_000)]
-    writer.write("out", line * 100_000)
-    kinds = [kind for kind, _ in pieces(writer.files.read_since(run_pb2.Cursor(), WHOLE_BYTES))]
-    assert kinds == ["out", "elided", "out"]
+    for number in range(3):
+        writer.write("out", line * 100)
+        writer.write("err", line * number)
+        writer.show(str(number))
+    for _ in range(300):  # more marks than are read at a time
+        writer.write("out", b"o\n")
+        writer.write("err", b"e\n")
+    whole, cursor, has_more = pb.RankOutput(), run_pb2.Cursor(), True
+    while has_more:
+        part, has_more = writer.files.read_part(cursor)
+        assert part is not None
+        assert sum(len(item.stdout) + len(item.stderr) for item in part.items) <= 2_500
+        whole.items.extend(part.items)
+        cursor = part.cursor
+    expected: list[Piece] = []
+    for number in range(3):
+        expected += [("out", line * 100), ("err", line * number), ("display", str(number).encode())]
+    del expected[1]  # nothing was written
+    assert pieces(whole) == expected + [("out", b"o\n"), ("err", b"e\n")] * 300
+    assert writer.files.read_part(cursor) == (None, False)
+
+
+def test_a_part_begins_after_what_was_dropped(writer: Writer) -> None:
+    writer.write("out", b"x" * 3 * PART_BYTES)
+    with writer.files.path("out").open("r+b") as file:
+        file.write(bytes(2 * PART_BYTES))  # as a hole reads
+    writer.files.note_dropped(Dropped(out=2 * PART_BYTES))
+    part, has_more = writer.files.read_part(run_pb2.Cursor())
+    assert has_more is False
+    [(kind, text)] = pieces(part)
+    assert kind == "out"
+    assert text.endswith(b"\n" + b"x" * PART_BYTES)

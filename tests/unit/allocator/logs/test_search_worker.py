@@ -10,8 +10,6 @@ from pathlib import Path
 import pytest
 
 from monarch_nb.allocator.logs import search_worker
-from monarch_nb.allocator.logs.archive import Archive
-from monarch_nb.allocator.logs.archiving import put_away
 from monarch_nb.allocator.logs.output import RankFiles
 from monarch_nb.allocator.logs.search_worker import answer, matcher, matching
 
@@ -50,7 +48,7 @@ def test_from_the_middle_and_a_very_long_line(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_an_answer(tmp_path: Path) -> None:
-    files, gone = RankFiles(tmp_path / "runs", 1, 0, archive := Archive(tmp_path / "runs")), RankFiles(tmp_path, 1, 0)
+    files, gone = RankFiles(tmp_path / "runs", 1, 0), RankFiles(tmp_path, 1, 0)
     files.path("out").parent.mkdir(parents=True)
     files.path("out").write_bytes(b"a\nb\na\n")
     lines = [[str(files.path("out")), 0, 6, 5], [str(gone.path("out")), 0, 9, 0], [str(files.path("out")), 2, 4, 6]]
@@ -58,9 +56,6 @@ def test_an_answer(tmp_path: Path) -> None:
     told = answer(json.dumps(asked).encode())
     assert told[:1] == b"="
     assert list(array("Q", told[1:])) == [2, 0, 0, 5, 7]
-    assert put_away(files, archive, {})
-    assert answer(json.dumps(asked).encode()) == told, "it is archived since the search was asked for"
-    archive.close()
 
 
 @pytest.mark.parametrize("text", ["(", "a{9999999999}", "(?P<é", "*"])

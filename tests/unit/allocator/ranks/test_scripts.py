@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import zipfile
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -99,3 +100,7 @@ def test_what_python_executes_of_a_script_or_of_a_module_of_the_project(tmp_path
     assert texts("package.train") == ["package/__init__.py", "package/train.py"]
     assert texts("package.sub") == ["package/__init__.py", "package/sub/__init__.py", "package/sub/__main__.py"]
     assert texts("json.tool") == texts("no.py", module=False) == []
+    assert texts("package/sub", module=False) == ["package/sub/__main__.py"]
+    with zipfile.ZipFile(tmp_path / "program", "w") as packed:
+        packed.writestr("__main__.py", "packed")
+    assert texts("program", module=False) == ["packed"]

@@ -6,11 +6,9 @@ import asyncio
 import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from monarch_nb.allocator.logs.archive import Archives
-from monarch_nb.allocator.logs.archiving import put_away
-from monarch_nb.allocator.logs.output import RankFiles
-from monarch_nb.allocator.logs.stored import stored_outputs
+from monarch_nb.allocator.logs.kept import KeptLogs
 from monarch_nb.allocator.logs.watch import DirectoryWatch
 from monarch_nb.allocator.serving.read_logs import LogReader
 from monarch_nb.allocator.sessions.sessions import Session
@@ -39,28 +37,14 @@ class FakeNode:
         self.state = State({"m": self.mesh})
         self.sessions: set[Session] = set()
         self.watch = DirectoryWatch(asyncio.get_running_loop())
-        self.archives = Archives()
+        self.kept = KeptLogs(self.paths, shutil.rmtree)
 
     def reader(self) -> LogReader:
-        return LogReader(self.paths, self.state, self.watch, self.sessions, self.archives)  # type: ignore[arg-type]
-
-    def archived(self, directory: Path) -> FakeNode:
-        """Return a copy of this node in a directory, all of whose outputs are archived."""
-        shutil.copytree(self.paths.directory, directory)
-        twin = FakeNode(directory)
-        twin.mesh, twin.state = self.mesh, self.state
-        runs = twin.paths.runs("m")
-        known = {(run.output, rank): run.number for run in self.mesh.runs.values() for rank in run.ranks}
-        for output in stored_outputs(runs):
-            for rank in self.mesh.ranks:
-                files = RankFiles(runs, output, rank, twin.archives.of(runs))
-                assert put_away(files, twin.archives.of(runs), known)
-            assert not list((runs / str(output)).iterdir())
-        return twin
+        state: Any = self.state
+        return LogReader(self.paths, state, self.watch, self.sessions, self.kept)
 
     def close(self) -> None:
         self.watch.close()
-        self.archives.close()
 
     def add_run(self, number: int, ranks: list[int], output: int = 0) -> None:
         spec = {"run_id": f"run{number}", "number": number, "output": output}

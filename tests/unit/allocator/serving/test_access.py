@@ -174,17 +174,25 @@ class TestOwners:
                 access.admit(method, BOB, request)
             assert type(raised.value) is error
 
+    async def test_output_of_what_has_ended_is_for_who_held_it(self, node: NodeWithoutProcesses) -> None:
+        access = Access("host1", ADDRESS, node.state, node.records, None, {"past": "alice"}.get)  # type: ignore[arg-type]
+        request = pb.ReadLogsRequest(mesh_id="past")
+        access.admit("ReadLogs", ALICE, request)
+        with pytest.raises(MeshNotFound):
+            access.admit("ReadLogs", BOB, request)
+        told = pb.StatusReply(past_logs=[pb.PastLog(owner="alice")])
+        assert [len(access.shown(caller, told).past_logs) for caller in (ALICE, BOB, LOCAL)] == [1, 0, 1]
+
     async def test_a_mesh_takes_no_other_ones_place(self, access: Access, node: NodeWithoutProcesses) -> None:
         node.leases.reserve(pb.ReserveRequest(reservation_id="b", name="his", owner="bob", procs=1))
         for method, message in (("Spawn", pb.SpawnRequest), ("HostStore", pb.HostStoreRequest)):
             with pytest.raises(UsageError):
                 access.admit(method, BOB, message(reservation_id="b", mesh_id=MESH))
             access.admit(method, BOB, message(reservation_id="b", mesh_id="n" * 32))
-        for of_alice in ({"resized": MESH}, {"makes": MESH}):
-            with pytest.raises(UsageError, match="in another reservation"):
-                access.admit("ChangeMembers", BOB, pb.ChangeMembersRequest(reservation_id="b", **of_alice))
-        access.admit("ChangeMembers", BOB, pb.ChangeMembersRequest(reservation_id="b", resized="n" * 32))
-        access.admit("ChangeMembers", ALICE, pb.ChangeMembersRequest(reservation_id="r", resized=MESH))
+        with pytest.raises(UsageError, match="in another reservation"):
+            access.admit("ChangeMembers", BOB, pb.ChangeMembersRequest(reservation_id="b", makes=MESH))
+        access.admit("ChangeMembers", BOB, pb.ChangeMembersRequest(reservation_id="b", makes="n" * 32))
+        access.admit("ChangeMembers", ALICE, pb.ChangeMembersRequest(reservation_id="r", makes=MESH))
 
     async def test_what_is_the_owners_within_what_others_may(self, access: Access, node: NodeWithoutProcesses) -> None:
         """Anybody may ask what a node offers by itself, nodes bring mail, and who may run cells replaces no store."""
@@ -245,7 +253,6 @@ class TestRuns:
         for kind, message in (
             ("submit", pb.Submit(mesh_id=MESH)),
             ("follow", pb.Follow(mesh_id=MESH, run_id="hers")),
-            ("proceed", pb.Proceed(mesh_id=MESH, run_id="hers")),
             ("cancel", pb.Cancel(run_id="hers")),
             ("attach", pb.Attach(reservation_id="r")),
             ("look", look),
@@ -369,13 +376,12 @@ class TestWhatOthersSee:
         return pb.UsageReply(
             node_id="host1",
             held=[pb.Held(name="dev", owner=name) for name in people],
-            used=[pb.Used(owner=name, node_s=60.0) for name in people],
             standings=[*near, pb.Standing(who="alice", kind="gpus"), pb.Standing(who="bob", is_group=True)],
         )
 
-    async def test_a_person_sees_their_own_hours_and_limits(self, access: Access) -> None:
+    async def test_a_person_sees_what_they_hold_and_their_limits(self, access: Access) -> None:
         seen = access.shown_usage(BOB, self.usage(), {"vision"})
-        assert [one.owner for one in (*seen.held, *seen.used)] == ["bob", "bob"]
+        assert [one.owner for one in seen.held] == ["bob"]
         assert [(one.who, one.is_group) for one in seen.standings] == [("bob", False), ("vision", True)]
         for_alice = access.shown_usage(FOR_ALICE, self.usage(), ())
-        assert [one.owner for one in (*for_alice.held, *for_alice.used)] == ["alice", "alice"]
+        assert [one.owner for one in for_alice.held] == ["alice"]

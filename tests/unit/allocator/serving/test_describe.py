@@ -15,8 +15,8 @@ from monarch_nb.allocator.serving.describe import Description
 from monarch_nb.allocator.state.identity import Identity
 from monarch_nb.allocator.state.state import NodeState
 from monarch_nb.allocator.supervision.processes import seconds_since_boot
-from monarch_nb.client.pools.facts.held import HeldReservation, current_owner
-from monarch_nb.client.pools.facts.infos import TELLING_S, MeshInfo, RankInfo, RunInfo, reservation_info, run_infos
+from monarch_nb.client.pools.held import HeldReservation, current_owner
+from monarch_nb.client.pools.infos import TELLING_S, MeshInfo, RankInfo, RunInfo, reservation_info, run_infos
 from monarch_nb.errors import RankFailure
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import files_pb2, run_pb2
@@ -89,7 +89,6 @@ def told(name: str, state: NodeState) -> pb.StatusReply:
         "actors": SimpleNamespace(refresh=nothing, of=lambda _: ((), 0), memory_bytes=lambda _: 0),
         "leases": SimpleNamespace(expiry=SimpleNamespace(is_busy=lambda _: False)),
         "scripts": SimpleNamespace(at_work=lambda *_: None),
-        "resizing": SimpleNamespace(between=lambda _: []),
         "autosaves": SimpleNamespace(armed=lambda _: None),
     }
     past = pb.PastRuns(mesh_id="m", tracebacks_of=1)

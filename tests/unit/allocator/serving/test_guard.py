@@ -124,6 +124,11 @@ class Stream:
         assert (await self.next()).HasField("opened")
         return self
 
+    async def opened_on_mesh(self) -> Stream:
+        await self.opened()
+        await self.send(branches=pb.Branches(mesh_id=MESH, ranks_per_node=2))
+        return self
+
 
 async def test_a_strangers_session_is_refused_what_it_asks_for_and_goes_on(
     connect: Connect, node: NodeWithoutProcesses
@@ -166,7 +171,7 @@ def share(right: pb.Right.ValueType) -> pb.ShareRequest:
 
 def submit(run_id: str) -> pb.Submit:
     run = run_pb2.RunSpec(run_id=run_id)
-    return pb.Submit(mesh_id=MESH, run=run, ranks=[0, 1], all_ranks=[0, 1], give_number=True, title=f"{run_id}()")
+    return pb.Submit(mesh_id=MESH, run=run, all_ranks=[0, 1], give_number=True, title=f"{run_id}()")
 
 
 class TestShares:
@@ -176,7 +181,7 @@ class TestShares:
         assert await outcome(bob.ReadLogs(pb.ReadLogsRequest(mesh_id=MESH))) is None
         (seen,) = (await bob.Status(pb.StatusRequest())).reservations
         assert seen.right == pb.RIGHT_READ
-        session = await Stream(bob).opened()
+        session = await Stream(bob).opened_on_mesh()
         await session.send(submit=submit("his"))
         denied = error_from_json((await session.next()).refused.error_json)
         assert str(denied) == (
@@ -189,7 +194,7 @@ class TestShares:
     ) -> None:
         owner = connect("alice", "user")
         await owner.Share(share(pb.RIGHT_RUN))
-        alice, bob = await Stream(owner).opened(), await Stream(connect("bob", "user")).opened()
+        alice, bob = await Stream(owner).opened_on_mesh(), await Stream(connect("bob", "user")).opened_on_mesh()
         await alice.send(submit=submit("hers"))
         assert (await alice.next()).HasField("queued")
         await bob.send(attach=pb.Attach(reservation_id="r"))
@@ -213,8 +218,9 @@ class TestShares:
     ) -> None:
         owner = connect("alice", "user")
         await owner.Share(share(pb.RIGHT_RUN))
-        bob = await Stream(connect("bob", "user")).opened()
+        bob = await Stream(connect("bob", "user")).opened_on_mesh()
         await bob.send(attach=pb.Attach(reservation_id="r"))
+        await bob.send(look=pb.Look(mesh_id=MESH, look_id="of none that is here", ranks=[7]))
         await bob.send(submit=submit("his"))
         assert (await bob.next()).HasField("queued")
         await owner.Share(share(pb.RIGHT_READ))

@@ -34,7 +34,7 @@ async def node(tmp_path: Path) -> AsyncIterator[FakeNode]:
 
 @pytest.fixture
 async def log(node: Any) -> AsyncIterator[LogLines]:
-    made = LogLines(node.paths, node.state, node.watch, node.archives)
+    made = LogLines(node.paths, node.state, node.watch)
     yield made
     await made.close()
 
@@ -59,27 +59,8 @@ async def read(log: LogLines, *windows: tuple[int, int, int, int], **request: An
     return [[line.text.decode() for line in window.lines] for window in reply.windows]
 
 
-async def told_of(node: Any, searched: str) -> tuple[Any, ...]:
-    """Return all that can be learnt of a log."""
-    log = LogLines(node.paths, node.state, node.watch, node.archives)
-    [change] = [change async for change in watch(log)]
-    windows = [pb.LogWindow(number=part.number, rank=part.rank, count=99) for part in change.parts]
-    both = await log.read(pb.ReadLinesRequest(mesh_id="m", windows=windows))
-    digests = await log.read(pb.ReadLinesRequest(mesh_id="m", windows=windows, digests=True))
-    stderr = await log.read(pb.ReadLinesRequest(mesh_id="m", windows=windows, stream=pb.LOG_STREAM_STDERR))
-    found = [
-        [list(array("Q", packed)) for packed in (await log.search(request)).windows]
-        for request in (
-            pb.SearchLogRequest(mesh_id="m", windows=windows, text=searched),
-            pb.SearchLogRequest(mesh_id="m", windows=windows, text=searched, stream=pb.LOG_STREAM_STDERR),
-        )
-    ]
-    await log.close()
-    return change, both, digests, stderr, found
-
-
 @pytest.mark.usefixtures("counted_at_once")
-async def test_archived_lines_are_the_same(node: FakeNode, tmp_path_factory: pytest.TempPathFactory) -> None:
+async def test_lines_of_runs_that_share_an_output_and_of_which_some_are_gone(node: FakeNode, log: LogLines) -> None:
     node.add_run(1, [0, 1])
     node.add_run(3, [0, 1], output=2)
     for run in (1, 2):
@@ -90,13 +71,17 @@ async def test_archived_lines_are_the_same(node: FakeNode, tmp_path_factory: pyt
     runs = node.paths.runs("m")
     RankFiles(runs, 2, 1).note_dropped(Dropped(out=15, limit_bytes=1000))
     (runs / "2" / "1.out").write_bytes(bytes(15) + b"e\n\n" * 5)
-    twin: Any = node.archived(tmp_path_factory.mktemp("archived") / "twin")
-    change, both, _, _, found = told = await told_of(node, "b")
-    assert await told_of(twin, "b") == told
+    [change] = [change async for change in watch(log)]
+    windows = [pb.LogWindow(number=part.number, rank=part.rank, count=99) for part in change.parts]
+    both = await log.read(pb.ReadLinesRequest(mesh_id="m", windows=windows))
+    searches = (
+        pb.SearchLogRequest(mesh_id="m", windows=windows, text="b", stream=stream)
+        for stream in (pb.LOG_STREAM_UNSPECIFIED, pb.LOG_STREAM_STDERR)
+    )
+    found = [[list(array("Q", packed)) for packed in (await log.search(search)).windows] for search in searches]
     assert parts(change) == [(1, 0, 2, 2), (1, 1, 20, 0), (3, 0, 2, 2), (3, 1, 11, 0)]
     assert [line.text for line in both.windows[0].lines] == [b"a", b"b", b"c", b"bd"]
     assert found == [[[1, 3], [], [1, 3], []], [[1], [], [1], []]], "of both streams, and of stderr"
-    twin.close()
 
 
 @pytest.mark.usefixtures("counted_at_once")

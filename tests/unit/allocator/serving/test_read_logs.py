@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import tempfile
 from collections.abc import AsyncGenerator, AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -32,17 +31,6 @@ async def node(tmp_path: Path) -> AsyncIterator[FakeNode]:
 
 
 async def read(node: Any, **request: Any) -> list[Line]:
-    """Return lines; the same are found when all is archived."""
-    lines = await read_once(node, **request)
-    if not request.get("follow"):
-        with tempfile.TemporaryDirectory() as directory:
-            twin = node.archived(Path(directory) / "twin")
-            assert await read_once(twin, **request) == lines
-            twin.close()
-    return lines
-
-
-async def read_once(node: Any, **request: Any) -> list[Line]:
     return [
         (record.number, record.rank, record.text.decode(errors="backslashreplace"))
         async for batch in node.reader().read(pb.ReadLogsRequest(mesh_id="m", **request))

@@ -18,6 +18,8 @@ from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import files_pb2, run_pb2, state_pb2
 from unit.allocator.idle_node import MESH, NodeWithoutProcesses, spawn, submit
 
+OF_MESH = pb.SessionRequest(branches=pb.Branches(mesh_id=MESH, ranks_per_node=2))
+
 
 class TestSession:
     async def test_a_run_is_written_down_before_the_only_one_who_could_submit_it_again_is_gone(
@@ -30,7 +32,8 @@ class TestSession:
 
         async def requests() -> AsyncIterator[pb.SessionRequest]:
             run = run_pb2.RunSpec(run_id="a")
-            submit = pb.Submit(mesh_id=MESH, run=run, ranks=[0, 1], all_ranks=[0, 1], give_number=True)
+            submit = pb.Submit(mesh_id=MESH, run=run, all_ranks=[0, 1], give_number=True)
+            yield OF_MESH
             yield pb.SessionRequest(submit=submit)
             written_while_it_is_there.extend(written())
 
@@ -45,6 +48,7 @@ class TestSession:
         """It may be said after the run was forgotten, or of none: nobody would ever forget that."""
 
         async def requests() -> AsyncIterator[pb.SessionRequest]:
+            yield OF_MESH
             for run_id in ("a", "none"):
                 shown = pb.Shown(run_id=run_id, cursors={0: run_pb2.Cursor(stdout_bytes=3)})
                 yield pb.SessionRequest(shown=shown)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from monarch_nb.allocator.sessions import below as module
+from monarch_nb.allocator.sessions import sessions
 from monarch_nb.allocator.sessions.sessions import Session
 from monarch_nb.branches.folding import ranks_finished
 from monarch_nb.proto import allocator_pb2 as pb
@@ -34,7 +35,7 @@ async def session(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Session]:
     made = Session()
     nodes = [pb.BranchNode(node_rank=rank, peer=Peer(address=f"n{rank}")) for rank in (2, 3)]
     branches = pb.Branches(mesh_id="m", ranks_per_node=2, node_rank=1, nodes=nodes, fan_out=2)
-    made.stand_above(branches, lambda peer: Silent())
+    made.stand_above(branches, 8, lambda peer: Silent())
     yield made
     made.close()
 
@@ -118,7 +119,7 @@ async def test_a_part_of_the_results_waits_for_the_rest_but_not_for_long(
     now_s = stop_the_clock(monkeypatch)
     session = Session()
     below = [pb.BranchNode(node_rank=rank, peer=Peer(address=f"n{rank}")) for rank in range(1, nodes)]
-    session.stand_above(pb.Branches(mesh_id="m", ranks_per_node=1, nodes=below, fan_out=2), lambda peer: Silent())
+    session.stand_above(pb.Branches(mesh_id="m", ranks_per_node=1, nodes=below, fan_out=2), nodes, lambda _: Silent())
     below_of(session).submit(pb.Submit(mesh_id="m", run=run_pb2.RunSpec(run_id="r", number=4)))
     now_s[0] += lasted_s
     first = pb.Finished(run_id="r", results=[run_pb2.RankResult(rank=2, outcome=run_pb2.OUTCOME_OK)])
@@ -182,8 +183,8 @@ async def test_a_part_of_the_results_is_held_back_after_a_flood_but_no_failure(
     assert await next_kinds(session) == ["output", "refused"], "the flood is over"
 
 
-async def test_a_client_that_does_not_read_stops_those_below(session: Session) -> None:
-    session.most_unsent_bytes = 1000
+async def test_a_client_that_does_not_read_stops_those_below(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions, "MAX_UNSENT_BYTES", 1000)
     session._add(of_rank_4(pb.OutputItem(stdout=b"x" * 2000)))
     waiting = asyncio.ensure_future(session.room())
     await asyncio.sleep(0)

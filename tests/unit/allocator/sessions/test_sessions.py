@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from monarch_nb.allocator.logs.archive import Archive
+from monarch_nb.allocator.logs.output import PART_BYTES
 from monarch_nb.allocator.logs.watch import DirectoryWatch
 from monarch_nb.allocator.sessions import sessions
 from monarch_nb.allocator.sessions.sessions import MAX_FOLLOWED, Follower, Session
@@ -42,8 +42,10 @@ def write(runs: Path, text: str, output: int = 1, rank: int = 0) -> None:
         file.write(text)
 
 
-def follow(session: Session, watch: DirectoryWatch, runs: Path, run_id: str = "a", output: int = 1) -> Follower:
-    follower = Follower(session, watch, run_id, output, runs, Archive(runs), {0: run_pb2.Cursor()})
+def follow(
+    session: Session, watch: DirectoryWatch, runs: Path, run_id: str = "a", output: int = 1, *, whole: bool = False
+) -> Follower:
+    follower = Follower(session, watch, run_id, output, runs, {0: run_pb2.Cursor()}, whole=whole)
     session.follow(follower)
     return follower
 
@@ -91,8 +93,43 @@ class TestFollower:
         follower = follow(session, watch, tmp_path)
         follower._interval_s = 1000.0  # the next look would be late
         write(tmp_path, "the end\n")
-        follower.pump_ranks([run_pb2.RankResult(rank=0, end=run_pb2.Cursor(stdout_bytes=8))])
+        follower.finish([run_pb2.RankResult(rank=0, end=run_pb2.Cursor(stdout_bytes=8))])
         assert await text_of(session, 8) == {"a": "the end\n"}
+
+    async def test_who_wants_it_whole_gets_all_before_the_result_in_bounded_memory(
+        self, watch: DirectoryWatch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(sessions, "FLOOD_INTERVAL_S", 0.001)
+        monkeypatch.setattr(sessions, "MAX_UNSENT_BYTES", PART_BYTES)
+        session = Session()
+        follower = follow(session, watch, tmp_path, whole=True)
+        write(tmp_path, "x" * 20 * PART_BYTES)
+        result = run_pb2.RankResult(rank=0, end=run_pb2.Cursor(stdout_bytes=20 * PART_BYTES))
+        follower.finish([result])
+        text, is_over = 0, False
+        async with asyncio.timeout(20):
+            while not is_over:
+                assert session._unsent_bytes < 4 * PART_BYTES
+                for event in (await session.batches() or pb.SessionEvents()).events:
+                    text += sum(len(item.stdout) for rank in event.output.ranks for item in rank.items)
+                    is_over = event.HasField("finished")
+        assert text == 20 * PART_BYTES
+
+    async def test_who_interrupts_does_not_wait_for_all_of_it(
+        self, watch: DirectoryWatch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(sessions, "MAX_UNSENT_BYTES", 1)
+        session = Session()
+        follower = follow(session, watch, tmp_path, whole=True)
+        write(tmp_path, "x\n" * 20 * PART_BYTES)
+        follower.finish([run_pb2.RankResult(rank=0, end=run_pb2.Cursor(stdout_bytes=40 * PART_BYTES))])
+        follower.hurry()
+        batch = await session.batches()
+        assert batch is not None
+        told = [rank for event in batch.events for rank in event.output.ranks]
+        kinds = [item.WhichOneof("item") for rank in told for item in rank.items]
+        assert "elided" in kinds
+        assert batch.events[-1].HasField("finished")
 
     async def test_without_a_directory_it_looks_again(
         self, watch: DirectoryWatch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

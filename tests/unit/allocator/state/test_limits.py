@@ -71,7 +71,11 @@ class TestEnded:
     @pytest.mark.parametrize(
         ("how", "error", "said"),
         [
-            ({"why": "its time of 1 h was up"}, ReservationExpired, "at .*: its time of 1 h was up; "),
+            (
+                {"why": "its time of 1 h was up"},
+                ReservationExpired,
+                "at .*: its time of 1 h was up; .* %mesh logs dev shows",
+            ),
             ({"by": "in the panel"}, ReservationReleased, "at .* in the panel: %mesh reserve dev makes a new one$"),
         ],
     )

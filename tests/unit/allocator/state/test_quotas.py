@@ -14,11 +14,7 @@ from monarch_nb.allocator.state.quotas_file import read_quotas
 from monarch_nb.errors import LimitReached
 from monarch_nb.proto import allocator_pb2 as pb
 
-NOW = 1_000_000.0
-HOUR_S = 3600.0
-
 FILE = """
-window = "7d"
 contact = "carol"
 
 [people."*"]
@@ -27,7 +23,6 @@ nodes = 2
 
 [people.alice]
 gpus = 16
-gpu-hours = 100
 
 [people."student-*"]
 nodes = 1
@@ -45,18 +40,16 @@ def quotas_of(text: str) -> Quotas:
 
 
 def part(reservation_id: str, owner: str, **facts: Any) -> pb.Held:
-    told = {"nodes": 1, "confirmed": True, "gpus": 4, "name": reservation_id, "ends_at": NOW + 2 * HOUR_S} | facts
+    told = {"nodes": 1, "confirmed": True, "gpus": 4, "name": reservation_id} | facts
     return pb.Held(reservation_id=reservation_id, owner=owner, **told)
 
 
-def refusal(
-    text: str, held: list[pb.Held], asked: pb.Held, *more: pb.Held, used: list[pb.Used] | None = None
-) -> LimitReached | None:
+def refusal(text: str, held: list[pb.Held], asked: pb.Held, *more: pb.Held) -> LimitReached | None:
     """Return why something can not be held besides, as all nodes together see it."""
     quotas = quotas_of(text)
-    holdings = Holdings.told([pb.UsageReply(held=[*held, asked, *more], used=used or [])])
+    holdings = Holdings.told([pb.UsageReply(held=[*held, asked, *more])])
     try:
-        check(quotas, holdings, asked.reservation_id, quotas.listed_groups, NOW, "limits.toml", "host1")
+        check(quotas, holdings, asked.reservation_id, quotas.listed_groups, "limits.toml", "host1")
     except LimitReached as error:
         return error
     return None
@@ -105,19 +98,19 @@ def test_a_node_that_takes_the_place_of_another_counts_once() -> None:
 
 def test_a_limit_that_was_lowered_is_in_nobodys_way_who_adds_nothing() -> None:
     held = [part("dev", "bob", gpus=16)]
-    assert refusal(FILE, held, part("b", "bob", gpus=0, procs=4)) is None
+    assert refusal(FILE, held, part("b", "bob", gpus=0)) is None
 
 
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ('gpus = 4\n', "line 1: there is no 'gpus': a file has window, contact, nodes, people, groups"),
-        ('\n[people.alice]\ngpu = 4\n', "line 3: there is no 'gpu': limits are nodes, gpus, node-hours, gpu-hours"),
+        ('gpus = 4\n', "line 1: there is no 'gpus': a file has contact, nodes, people, groups"),
+        ('\n[people.alice]\ngpu = 4\n', "line 3: there is no 'gpu': limits are nodes, gpus"),
         ('[people.alice]\ngpus = -1\n', "line 2: gpus is a number of at least 0, or \"none\", not -1"),
         ('[people.alice]\nnodes = 1\n[people.bob]\nnodes = true\n', "line 4: nodes is a number"),
         ('[people."a b"]\nnodes = 1\n', "line 1: 'a b' is no name"),
         ('[groups.vision]\nmembers = "bob"\n', "line 2: members is a list of texts, not 'bob'"),
-        ('window = "7 days"\n', 'line 1: window is a time such as "7d" or "24h", not \'7 days\''),
+        ('window = "7d"\n', "line 1: there is no 'window': a file has contact, nodes"),
         ('[people.alice]\ngpus = = 4\n', "line 2: Invalid value"),
         ('[people.alice]\ngpus = nan\n', "line 2: gpus is a number"),
     ],

@@ -92,18 +92,18 @@ class TestOrder:
 
 
 class TestGaps:
-    """Nodes other than the first learn a run's number from its client, and runs of several clients may overtake."""
+    """Nodes other than the first get the runs of each client on a way of their own, so runs may overtake."""
 
     def test_proceed_ends_the_wait_for_a_run_that_never_comes(self) -> None:
         state = node(first_rank=4, ready=[4])
         submit(state, "second", [4], number=7, after=6)
-        assert started(state.proceed("m", "second")) == {4: "second"}
+        assert started(mesh(state).proceed("second")) == {4: "second"}
 
     def test_proceed_also_frees_an_older_run_whose_own_client_is_gone(self) -> None:
         state = node(first_rank=4, ready=[4])
         submit(state, "orphan", [4], number=7, after=6)
         submit(state, "mine", [4], number=8, after=7)
-        assert started(state.proceed("m", "mine")) == {4: "orphan"}
+        assert started(mesh(state).proceed("mine")) == {4: "orphan"}
         assert started(finish(state, "orphan", 4)) == {4: "mine"}
 
     def test_a_forgotten_run_has_been_here(self) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from monarch_nb.actor.engine.outside import Address, CallState
 from monarch_nb.client.actors.behind import Behind, behind
 from monarch_nb.client.connections.events import Notice
-from monarch_nb.client.pools.facts.actor_infos import ActorInfo, grouped
+from monarch_nb.client.pools.actor_infos import ActorInfo, grouped
 
 
 def call(*ranks: int) -> CallState:
@@ -53,7 +53,7 @@ class TestBehind:
         )
 
     def test_a_bootstrap_is_said_to_hold_all_up(self) -> None:
-        kind = "monarch_nb.actor.bootstrap.Bootstrap"
+        kind = "monarch_nb.actor.hosts.Bootstrap"
         first = ActorInfo("main", 0, "bootstrap", kind, "b-1", running="run", running_s=12.0, where="setup.py:3")
         told = "trainers.step: rank 0 is not made yet, while the bootstrap runs at setup.py:3"
         infos = {0: [first, actor(0, waiting=1)]}

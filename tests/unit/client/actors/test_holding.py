@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from monarch_nb.client.actors import holding
+from monarch_nb.client.actors import runtime
 
 
 @dataclass
@@ -26,9 +26,9 @@ class Meshes:
 
 async def test_a_mesh_is_stopped_where_it_is_and_others_do_not_hold_that_up(monkeypatch: pytest.MonkeyPatch) -> None:
     here, other = Meshes({"helpers"}), Meshes({"main"})
-    monkeypatch.setattr(holding, "in_use", lambda: [SimpleNamespace(meshes=each) for each in (here, other)])
-    monkeypatch.setattr(holding, "held_by_notebook", lambda: None)
-    holdings = holding.Holdings()
+    monkeypatch.setattr(runtime, "in_use", lambda: [SimpleNamespace(meshes=each) for each in (here, other)])
+    monkeypatch.setattr(runtime, "held_by_notebook", lambda: None)
+    holdings = runtime.Holdings()
     await holdings.stop("helpers")
     assert (here.stopped, other.stopped) == (["helpers"], [])
     await holdings.stop("met by another process")

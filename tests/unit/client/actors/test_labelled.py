@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from monarch_nb.client.actors.labelled import Labelled
+from monarch_nb.client.actors.calls import Labelled
 from monarch_nb.client.connections.events import Event, Finished, Text
 from monarch_nb.client.runs.run import Listener
 

@@ -8,12 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monarch_nb.client.comparing.comparison import compared
-from monarch_nb.client.comparing.groups import groups_of_device_meshes, groups_over
-from monarch_nb.client.comparing.report import MOST_ROWS, DiffReport
+from monarch_nb.client.comparing.compares import groups_of_device_meshes, groups_over
+from monarch_nb.client.comparing.report import MOST_ROWS, DiffReport, compared
 from monarch_nb.errors import TargetError
 from monarch_nb.shape import Extent
-from monarch_nb.worker.comparing.leaves import Leaf
+from monarch_nb.worker.comparing import Leaf
 
 
 def weight(contents: str, path: str = "w", facts: str = "[2] float32 cpu", part: str = "") -> Leaf:
@@ -138,4 +137,13 @@ def test_what_nobody_can_read_is_not_shown() -> None:
         "1 of 3 random states are equal on ranks 0-3\n"
         "  python  ranks 0-1 equal; ranks 2-3 differ, each has its own\n"
         "  torch   ranks 0-1 equal; ranks 2-3 equal"
+    )
+
+
+def test_what_was_set_too_late_is_set_in_time_by_a_line_that_can_be_typed() -> None:
+    report = DiffReport("the environment", (compared({(0, 1): []}),), late={0: ["A", "B"], 1: ["A", "B"]})
+    [note] = replace(report, reserving="%mesh reserve dev --nodes 1 --procs 2").notes()
+    assert note == (
+        "ranks 0-1: A, B changed too late to count, after Python or a module had read them: "
+        "%mesh reserve dev --nodes 1 --procs 2 --env A=… --env B=… --replace (variables of the ranks are lost)"
     )

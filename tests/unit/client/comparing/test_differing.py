@@ -11,11 +11,10 @@ import pytest
 import torch
 
 from monarch_nb.client.comparing import differing
-from monarch_nb.client.comparing.asking import Asking
-from monarch_nb.client.comparing.differing import compare
+from monarch_nb.client.comparing.differing import Asking, compare
 from monarch_nb.client.comparing.report import DiffReport
-from monarch_nb.worker.comparing import answers
-from monarch_nb.worker.comparing.leaves import Leaves
+from monarch_nb.worker import comparing
+from monarch_nb.worker.comparing import Leaves
 
 
 class InProcess(Asking):
@@ -29,8 +28,8 @@ class InProcess(Asking):
         self.questions.append(question)
         told = {}
         for rank in ranks:
-            answers._compared = Leaves(self.value_of(rank))
-            told[rank] = pickle.loads(zlib.decompress(eval(question, vars(answers), {"value": self.value_of(rank)})))
+            comparing._compared = Leaves(self.value_of(rank))
+            told[rank] = pickle.loads(zlib.decompress(eval(question, vars(comparing), {"value": self.value_of(rank)})))
         return told
 
 
@@ -71,14 +70,3 @@ def test_three_versions_are_each_compared_with_the_most_common_one() -> None:
         ((1,), "greatest |difference| 0.5 at [1]"),
         ((3,), "greatest |difference| 3 at [2]"),
     ]
-
-
-def test_since_when_they_differ_is_told_where_it_was_recorded() -> None:
-    def told(rank: int, other: dict[int, str]) -> tuple[int, str, dict[int, str]]:
-        return 12, "weight", {0: "a", 1: "b", 2: "c"} | (other if rank == 1 else {})
-
-    assert differing._since(told(0, {}), told(1, {2: "d"})) == "step 2 of run 12"
-    assert differing._since(told(0, {}), told(1, {0: "d", 2: "d"})) == "before the first step of run 12"
-    assert differing._since(told(0, {}), told(1, {})) == ""
-    assert differing._since(told(0, {}), (13, "weight", {1: "x"})) == "", "of another run"
-    assert differing._since(told(0, {}), None) == differing._since(None, told(1, {})) == ""

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 from monarch_nb.client.connections.connection import Connection
 from monarch_nb.errors import MonarchNbError, RunNotFound
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import allocator_pb2_grpc as service
+from monarch_nb.rpc.channel import make_server
 from monarch_nb.rpc.status import hear_out, refuse
 
 
@@ -80,26 +83,38 @@ class Scripted(service.AllocatorServicer):
             yield pb.BlobChunk(data=self.blob[start : start + 1000])
 
 
+@asynccontextmanager
+async def serving(directory: Path) -> AsyncIterator[Scripted]:
+    """A node that is reached in a directory."""
+    scripted = Scripted()
+    server = make_server()
+    service.add_AllocatorServicer_to_server(scripted, server)  # type: ignore[no-untyped-call]
+    server.add_insecure_port(f"unix:{directory}/s")
+    await server.start()
+    yield scripted
+    await server.stop(None)
+
+
 class Listener:
     """A run that notes what it is told."""
 
     def __init__(self, run_id: str = "a", *, done: bool = False) -> None:
-        self.run_id, self.done, self.shows = run_id, done, True
+        self.run_id, self.done, self.shows, self.ranks = run_id, done, True, (0, 1)
         self.told: asyncio.Queue[tuple[str, Any]] = asyncio.Queue()
 
-    def on_queued(self, _: Connection, queued: pb.Queued) -> None:
+    def on_queued(self, queued: pb.Queued) -> None:
         self.told.put_nowait(("queued", queued.number))
 
-    def on_started(self, _: Connection) -> None:
+    def on_started(self, _: Iterable[int]) -> None:
         self.told.put_nowait(("started", None))
 
-    def on_output(self, _: Connection, output: pb.Output) -> None:
+    def on_output(self, output: pb.Output) -> None:
         self.told.put_nowait(("output", b"".join(i.stdout for rank in output.ranks for i in rank.items)))
 
-    def on_finished(self, _: Connection, finished: pb.Finished) -> None:
+    def on_finished(self, finished: pb.Finished) -> None:
         self.told.put_nowait(("finished", len(finished.results)))
 
-    def on_refused(self, _: Connection, error: MonarchNbError) -> None:
+    def on_refused(self, error: MonarchNbError) -> None:
         self.told.put_nowait(("refused", type(error)))
 
     def on_link(self, _: Connection, up: bool) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import pytest
 
 from monarch_nb.client.connections.asking import all_or_none
-from monarch_nb.errors import NodeUnreachable
+from monarch_nb.errors import NodeUnreachable, ReservationNotFound
 
 
 class Node:
@@ -43,6 +43,17 @@ def test_all_take_it_back_when_one_fails(failing: dict[str, list[str]]) -> None:
     with pytest.raises(NodeUnreachable, match=r"n1 does not answer$"):
         asyncio.run(tell(*nodes))
     assert [node.state for node in nodes] == ["old", "old"]
+
+
+def test_a_node_that_has_released_it_meanwhile_has_nothing_to_take_back() -> None:
+    class Released(Node):
+        async def unary(self, method: str, request: str) -> None:
+            raise ReservationNotFound("dev was released at 14:02")
+
+    nodes = [Node("n0"), Released("n1")]
+    with pytest.raises(ReservationNotFound, match=r"dev was released at 14:02$"):
+        asyncio.run(tell(*nodes))
+    assert nodes[0].state == "old"
 
 
 def test_who_does_not_confirm_that_is_named() -> None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from monarch_nb.client.curves.characters import HEIGHT, characters
-from monarch_nb.client.curves.names import nothing_named, suggested
-from monarch_nb.client.curves.words import RunPictures
+from monarch_nb.client.curves.pictures import ROWS, characters
+from monarch_nb.client.curves.words import RunPictures, nothing_named, suggested
 from monarch_nb.client.logs.metrics import Found, MetricInfo
 from monarch_nb.ground import escapes
 from monarch_nb.lines.pictures import Picture, Point
@@ -16,7 +15,7 @@ FALLING = Picture("loss", "", "step", [0, 10], [1, 0], [(5, 0.2, 0.8)], [(10, "n
 def test_a_line_goes_where_its_numbers_do() -> None:
     title, *rows, axis, ticks, _, _, last = characters([RunPictures("run 3", [RISING])], width=49).splitlines()
     assert title.split() == ["loss", "run", "3"]
-    assert len(rows) == HEIGHT
+    assert len(rows) == ROWS
     firsts = [next(place for place, letter in enumerate(row) if letter > "\u2800") for row in rows]
     assert firsts == sorted(firsts, reverse=True)
     assert (firsts[-1], max(map(len, rows))) == (9, 49)

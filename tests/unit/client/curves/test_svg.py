@@ -6,9 +6,8 @@ import math
 from random import Random
 from xml.etree import ElementTree
 
-from monarch_nb.client.curves.scales import ticks
-from monarch_nb.client.curves.svg import svg
-from monarch_nb.client.curves.told import curves_json
+from monarch_nb.client.curves.pictures import svg, ticks
+from monarch_nb.client.curves.plot import curves_json
 from monarch_nb.client.curves.words import RunPictures, text
 from monarch_nb.lines.pictures import Point, Told, pictures
 from monarch_nb.lines.thinning import Curve

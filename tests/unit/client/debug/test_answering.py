@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from monarch_nb.client.debug import answering, terminal
+from monarch_nb.client.debug import answering
 from monarch_nb.client.debug.answering import SETTLES, Answering, Screen
 from monarch_nb.client.debug.debugger import Debugger
-from monarch_nb.client.runs.stops import RunStops
+from monarch_nb.client.runs.results import RunStops
 
 
 class FakeRun:
@@ -55,7 +55,7 @@ def answer(monkeypatch: pytest.MonkeyPatch, run: Any, *, silent: bool = False) -
         asked.append(run.stopped.copy())
         return "quit"
 
-    Answering(run, Screen(prompt, said.append, terminal.SCREEN.stays))()
+    Answering(run, Screen(prompt, said.append, answering.SCREEN.stays))()
     return asked, said
 
 
@@ -98,7 +98,7 @@ def test_where_nobody_can_answer_only_what_this_run_executes_goes_on(monkeypatch
 
     monkeypatch.setattr(answering, "Debugger", Scripted)
     monkeypatch.setattr(answering, "can_answer", lambda: False)
-    Answering(run, terminal.SCREEN)()
+    Answering(run, answering.SCREEN)()
     assert told == ["mine"]
 
 

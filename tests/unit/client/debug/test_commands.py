@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from monarch_nb.client.debug.commands import WORDS, completions, meant, parse
-from monarch_nb.client.debug.stops import StopInfo
+from monarch_nb.client.debug.console import WORDS, completions, meant, parse
+from monarch_nb.client.debug.debugger import StopInfo
 from monarch_nb.errors import UsageError
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from monarch_nb.client.debug import console
 from monarch_nb.client.debug.console import Console
-from monarch_nb.client.debug.stops import StopInfo
+from monarch_nb.client.debug.debugger import StopInfo
 
 TIMEOUT_S = 60.0
 STOP = StopInfo(1, "debugee", 0, {"hosts": 0}, "localhost", "f", "f.py", 1, "", "run")

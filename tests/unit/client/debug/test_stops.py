@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
-from monarch_nb.client.debug.stops import StopInfo, actor_of, folded, stops_table
+from monarch_nb.client.debug.debugger import Debugger, StopInfo, actor_of, folded, stops_table
+from monarch_nb.client.pools.infos import RunInfo
 from monarch_nb.errors import UsageError
 
 
@@ -48,3 +52,25 @@ def test_of_several_names_one_must_be_said() -> None:
 def test_equal_answers_once() -> None:
     answers = {0: "1\n", 3: "1\n", 1: "2\n", 2: "> f()\n-> x\n", 4: ""}
     assert folded(answers) == "[0,3] 1\n[1] 2\n[2]\n> f()\n-> x\n[4]"
+
+
+@pytest.mark.parametrize(
+    ("title", "is_script", "failed", "ranks", "said"),
+    [
+        ("x = 1", False, (), (1,), "no error to look at: the last run on rank 1 did not fail"),
+        ("bad.py --lr 1", True, (0,), (1,), "no error to look at: the last run on rank 1 did not fail"),
+        ("bad.py --lr 1", True, (1,), (0, 1), "its processes have ended: %mesh run -i bad.py --lr 1 keeps them"),
+        ("-m pkg", True, (1,), (1,), "-m pkg failed, and its processes have ended: %mesh run -i -m pkg keeps them"),
+        ("make all", True, (1,), (1,), "make all failed, and its processes have ended"),
+    ],
+)
+def test_why_there_is_no_error_to_look_at(
+    title: str, is_script: bool, failed: tuple[int, ...], ranks: tuple[int, ...], said: str
+) -> None:
+    other = RunInfo("a", 1, "before", (0, 1), (0, 1), True, 0.0, 0, failed=(0, 1))
+    later = RunInfo("c", 3, "elsewhere", (2, 3), (2, 3), True, 0.0, 0, failed=(2, 3), is_script=True)
+    last = RunInfo("b", 2, title, (0, 1), (0, 1), True, 0.0, 0, failed=failed, is_script=is_script)
+    mesh: Any = SimpleNamespace(ranks=ranks, past_runs=lambda: [other, last, later])
+    told = Debugger(mesh).why_no_error()
+    assert told.endswith(said)
+    assert "\n" not in told

@@ -12,8 +12,7 @@ from monarch_nb.allocator.state.state import Lease
 from monarch_nb.client.connections.connection import Connection
 from monarch_nb.config import NodePaths
 from monarch_nb.errors import FilesError, MonarchNbError, NodeUnreachable
-from monarch_nb.files.chunks import unpack
-from monarch_nb.files.tree import chunk_hashes
+from monarch_nb.files.content import unpack
 from monarch_nb.proto import files_pb2 as pb
 from monarch_nb.proto.allocator_pb2 import ReserveRequest
 from monarch_nb.rpc.channel import open_channel
@@ -26,26 +25,26 @@ class FakeNode:
     Attributes:
         error: what it answers to each change. unreachable: it does not answer at all.
         blind: it does not see what the client has.
-        loses_chunks: how many streams of content pass it by.
+        loses_content: how many streams of content pass it by.
     """
 
     def __init__(self, name: str, everyone: dict[str, FakeNode]) -> None:
         self.name, self.node_address, self._everyone = name, f"unix:/{name}", everyone
         everyone[name] = self
         self.error: MonarchNbError | None = None
-        self.unreachable, self.loses_chunks, self.blind = False, 0, False
+        self.unreachable, self.loses_content, self.blind = False, 0, False
         self.versions: dict[str, str] = {}
         self.sources: dict[str, str] = {}
         self.trees: dict[str, dict[bytes, pb.TreeEntry]] = {}
-        self.chunks: dict[bytes, bytes] = {}
+        self.came: dict[bytes, bytes] = {}
         self.asked: list[pb.SyncTreeRequest] = []
-        self._pending: dict[str, pb.TreeChange] = {}
+        self._pending: dict[str, pb.SyncTreeRequest] = {}
         self.lease = Lease(ReserveRequest(), [])
 
     def content(self, mount: str = "") -> dict[str, bytes]:
         """What the files of a mount hold."""
         return {
-            entry.path.decode(): b"".join(self.chunks[name] for name in chunk_hashes(entry))
+            entry.path.decode(): self.came[entry.hash]
             for entry in self.trees.get(mount, {}).values()
             if entry.kind == pb.TreeEntry.KIND_FILE
         }
@@ -67,28 +66,34 @@ class FakeNode:
         return pb.SyncTreeReply(nodes=[node._take(request) for node in nodes])
 
     async def send_stream(
-        self, method: str, messages: AsyncIterator[pb.PutChunksRequest], timeout_s: float = 0.0
-    ) -> pb.PutChunksReply:
-        assert method == "PutChunks"
-        nodes = [self]
+        self, method: str, messages: AsyncIterator[pb.PutFilesRequest], timeout_s: float = 0.0
+    ) -> pb.PutFilesReply:
+        assert method == "PutFiles"
+        nodes, mount = [self], ""
+        batches: list[pb.ContentBatch] = []
         async for message in messages:
             self._answer()
             nodes += [self._everyone[peer.node_id] for peer in message.peers]
-            for node in nodes:
-                if message.HasField("batch") and not node.loses_chunks:
-                    node.chunks |= {name: bytes(data) for name, data in unpack(message.batch)}
+            mount = mount or message.mount
+            batches += [message.batch] if message.HasField("batch") else []
+        answers = []
         for node in nodes:
-            node.loses_chunks = max(0, node.loses_chunks - 1)
-        return pb.PutChunksReply(nodes=[pb.NodeStored(node_id=node.name) for node in nodes])
+            request = pb.SyncTreeRequest.FromString(node._pending[mount].SerializeToString())
+            request.content.extend([] if node.loses_content else batches)
+            node.loses_content = max(0, node.loses_content - 1)
+            answers.append(node._taken(request))
+        return pb.PutFilesReply(nodes=answers)
 
     def _answer(self) -> None:
         if self.unreachable:
             raise NodeUnreachable(f"{self.name} does not answer", self.name)
 
     def _take(self, request: pb.SyncTreeRequest) -> pb.NodeSynced:
-        change = pb.TreeChange()
-        change.CopyFrom(request.change)
         self.asked.append(pb.SyncTreeRequest.FromString(request.SerializeToString()))
+        return self._taken(request)
+
+    def _taken(self, request: pb.SyncTreeRequest) -> pb.NodeSynced:
+        change = request.change
         answer = pb.NodeSynced(node_id=self.name)
         if self.unreachable:
             answer.error_json = error_to_json(NodeUnreachable(f"{self.name} does not answer", self.name))
@@ -96,17 +101,16 @@ class FakeNode:
         if self.error is not None:
             answer.error_json = error_to_json(self.error)
             return answer
-        for batch in request.chunks:
-            self.chunks |= {name: bytes(data) for name, data in unpack(batch)}
-        if request.pending:
-            change = self._pending[change.mount]
-        elif not change.whole and change.base != self.versions.get(change.mount):
+        if not change.whole and change.base != self.versions.get(change.mount):
             answer.needs_whole = True
             return answer
-        self._pending[change.mount] = change
-        wanted = [name for entry in change.changed for name in chunk_hashes(entry)]
-        if missing := [name for name in dict.fromkeys(wanted) if name not in self.chunks]:
-            answer.missing = b"".join(missing)
+        self._pending[change.mount] = request
+        hashes = {entry.path: entry.hash for entry in change.changed}
+        for piece in (piece for batch in request.content for piece in unpack(batch)):
+            self.came[hashes[piece.path]] = bytes(piece.data)
+        wanted = [entry for entry in change.changed if entry.kind == pb.TreeEntry.KIND_FILE]
+        if missing := [entry.path for entry in wanted if entry.hash not in self.came]:
+            answer.missing.paths.extend(missing)
             return answer
         answer.applied.CopyFrom(self._apply(change))
         return answer
@@ -176,5 +180,5 @@ class DiskNode:
         raise NotImplementedError
 
     async def send_stream(self, method: str, messages: AsyncIterator[Any], _: float) -> Any:
-        assert method == "PutChunks"
-        return await self.files.put_chunks(messages)
+        assert method == "PutFiles"
+        return await self.files.put_files(messages)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from monarch_nb.client.files import git_excludes, ignore
+from monarch_nb.client.files import ignore
 from monarch_nb.client.files.ignore import Patterns, rules_of
 from monarch_nb.client.files.local_tree import LocalTree
 from monarch_nb.client.files.project import Settings
@@ -230,13 +230,13 @@ class TestPatternsForAllRepositories:
         self, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         write(home, {"mine": "secrets/\n", ".gitconfig": "[include]\n\tpath = ~/more\n"})
-        monkeypatch.setattr(git_excludes, "ASK_AGAIN_S", 1e-9)
+        monkeypatch.setattr(ignore, "ASK_AGAIN_S", 1e-9)
         assert b"secrets/key" in files_of(tmp_path / "work")
         (home / "more").write_text("[core]\n\texcludesFile = ~/mine\n")
         assert b"secrets/key" not in files_of(tmp_path / "work")
-        monkeypatch.setattr(git_excludes, "ASK_AGAIN_S", 1e9)
+        monkeypatch.setattr(ignore, "ASK_AGAIN_S", 1e9)
         with monkeypatch.context() as slow:
-            slow.setattr(git_excludes, "_GIT_S", 0)
+            slow.setattr(ignore, "_GIT_S", 0)
             assert b"secrets/key" in files_of(tmp_path / "work")
         assert b"secrets/key" not in files_of(tmp_path / "work")
 

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from monarch_nb.client.files.left_out import why_missing
-from monarch_nb.client.files.local_tree import LocalTree
+from monarch_nb.client.files.local_tree import LocalTree, why_missing
 from monarch_nb.client.files.project import Settings
 from unit.client.files.trees import write
 

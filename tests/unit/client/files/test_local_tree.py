@@ -8,11 +8,12 @@ import socket
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from monarch_nb.client.files import local_tree, reading, scan, watcher
+from monarch_nb.client.files import local_tree, scan, watcher
 from monarch_nb.client.files.local_tree import LocalTree
 from monarch_nb.errors import UsageError
 from monarch_nb.proto.files_pb2 import TreeEntry
@@ -118,12 +119,12 @@ def test_a_file_written_twice_in_one_tick_of_the_clock(
     tree: LocalTree, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where clocks are coarse, a fresh file is read again; and always one that changed as events tell."""
-    look_the_same = reading.Facts(1, 1, 5, 1, 1, 0o644)
+    look_the_same = scan.Facts(1, 1, 5, 1, 1, 0o644)
 
-    def coarse(_: type, status: os.stat_result) -> reading.Facts:
+    def coarse(_: type, status: os.stat_result) -> scan.Facts:
         return look_the_same._replace(changed_ns=status.st_ctime_ns // 10**13 * 10**13)
 
-    monkeypatch.setattr(reading.Facts, "of", classmethod(coarse))
+    monkeypatch.setattr(scan.Facts, "of", classmethod(coarse))
     monkeypatch.setattr(scan, "_RACY_NS", 10**14 if tree.refresh() and tree._watcher is None else -(10**14))
     (root / "m.py").write_text("x = 1")
     tree.refresh()
@@ -352,13 +353,13 @@ def test_pipes_and_sockets_are_refused_and_block_nobody(tree: LocalTree, root: P
 
 def test_a_file_becomes_a_pipe_before_it_is_opened(root: Path) -> None:
     os.mkfifo(root / "pipe")
-    assert reading.read_file(os.fsencode(root), b"pipe") is None
+    assert scan.read_file(os.fsencode(root), b"pipe") is None
 
 
 def test_unreadable_whoever_asks(tree: LocalTree, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (root / "file").write_text("x")
     (root / "other").write_text("x")
-    real = reading.open_file
+    real = scan.open_file
 
     def refuse(directory: bytes, path: bytes) -> int:
         if path == b"file":
@@ -366,7 +367,7 @@ def test_unreadable_whoever_asks(tree: LocalTree, root: Path, monkeypatch: pytes
         return real(directory, path)
 
     with monkeypatch.context() as patch:
-        patch.setattr(reading, "open_file", refuse)
+        patch.setattr(scan, "open_file", refuse)
         assert changed(tree.refresh()) == [b"other"]
     assert tree.report.refused == [(b"file", "permission denied")]
     (root / "file").chmod(0o600)
@@ -391,32 +392,32 @@ def test_a_file_that_changes_while_it_is_read_is_read_again(
     tree: LocalTree, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writes = iter(["second", "third"])
-    real = reading.hash_of
+    real = scan.pieces_of
 
-    def disturbed(data: bytes) -> bytes:
+    def disturbed(descriptor: int, size_bytes: int) -> Iterator[bytes]:
         if (text := next(writes, None)) is not None:
             (root / "file").write_text(text)
-        return real(data)
+        return real(descriptor, size_bytes)
 
     (root / "file").write_text("first")
-    monkeypatch.setattr(reading, "hash_of", disturbed)
+    monkeypatch.setattr(scan, "pieces_of", disturbed)
     assert holds(tree.refresh().entries[b"file"], b"third")
 
 
 def test_a_file_that_never_rests_is_refused_and_tried_again(
     tree: LocalTree, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = reading.hash_of
+    real = scan.pieces_of
 
-    def disturbed(data: bytes) -> bytes:
+    def disturbed(descriptor: int, size_bytes: int) -> Iterator[bytes]:
         with open(tmp_path / "elsewhere", "ab") as file:  # the same file; nothing tells of it
             file.write(b"x")
-        return real(data)
+        return real(descriptor, size_bytes)
 
     (root / "file").write_text("first")
     os.link(root / "file", tmp_path / "elsewhere")
     with monkeypatch.context() as patch:
-        patch.setattr(reading, "hash_of", disturbed)
+        patch.setattr(scan, "pieces_of", disturbed)
         assert changed(tree.refresh()) == []
     assert [path for path, why in tree.report.refused if "changed each of the 3 times" in why] == [b"file"]
     assert changed(tree.refresh()) == [b"file"]

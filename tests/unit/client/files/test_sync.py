@@ -130,11 +130,11 @@ def test_files_that_change_meanwhile_are_looked_at_again(
 ) -> None:
     texts, content = ["two", "three"], LocalTree.content
 
-    def changing(tree: LocalTree, hashes: Iterable[bytes]) -> Any:
+    def changing(tree: LocalTree, entries: Iterable[pb.TreeEntry]) -> Any:
         if texts:
             (project / "model.py").write_text(texts.pop(0))
-            raise FileChanged("model.py changed while it was sent", b"model.py")
-        return content(tree, hashes)
+            raise FileChanged(b"model.py")
+        return content(tree, entries)
 
     monkeypatch.setattr(LocalTree, "content", changing)
     assert files.sync().files == 2

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 
 from monarch_nb.client.files.transfer import Sender, Transfer
 from monarch_nb.errors import FilesError
-from monarch_nb.files.chunks import hash_of
+from monarch_nb.files.content import Piece, new_hash
 from monarch_nb.proto import files_pb2 as pb
 from unit.client.files.fake_nodes import FakeNode, connections, fake_nodes
 
@@ -14,9 +14,7 @@ CONTENT = {b"a.py": b"a = 1\n", b"b.py": b"b = 1\n"}
 
 def entries(content: dict[bytes, bytes]) -> list[pb.TreeEntry]:
     return [
-        pb.TreeEntry(
-            path=path, kind=pb.TreeEntry.KIND_FILE, size_bytes=len(data), hashes=hash_of(data), sizes_bytes=[len(data)]
-        )
+        pb.TreeEntry(path=path, kind=pb.TreeEntry.KIND_FILE, size_bytes=len(data), hash=new_hash(data).digest())
         for path, data in content.items()
     ]
 
@@ -26,10 +24,8 @@ def whole() -> pb.TreeChange:
 
 
 def send(nodes: list[FakeNode]) -> Transfer:
-    stored = {hash_of(data): data for data in CONTENT.values()}
-
-    def read(names: Iterable[bytes]) -> Iterator[tuple[bytes, bytes]]:
-        return ((name, stored[name]) for name in names)
+    def read(entries: Iterable[pb.TreeEntry]) -> Iterator[Piece]:
+        return (Piece(entry.path, 0, CONTENT[entry.path]) for entry in entries)
 
     sender = Sender("r1", whole, read)
     return asyncio.run(sender.send(connections(nodes), whole(), []))
@@ -37,15 +33,15 @@ def send(nodes: list[FakeNode]) -> Transfer:
 
 def test_content_that_was_lost_on_the_way_is_sent_again_to_those_that_lack_it() -> None:
     nodes = fake_nodes(3)
-    nodes[2].loses_chunks = 1
+    nodes[2].loses_content = 1
     transfer = send(nodes)
     assert set(transfer.applied) == {"node0", "node1", "node2"}
-    assert [len(node.asked) for node in nodes] == [2, 2, 3]
+    assert [len(node.asked) for node in nodes] == [1, 1, 2]
 
 
 def test_a_node_that_never_keeps_content_does_not_go_on_for_ever() -> None:
     nodes = fake_nodes(2)
-    nodes[1].loses_chunks = 10**6
+    nodes[1].loses_content = 10**6
     transfer = send(nodes)
     assert set(transfer.applied) == {"node0"}
     error = transfer.failed["node1"]

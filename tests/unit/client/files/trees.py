@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from monarch_nb.client.files.local_tree import LocalTree, Refreshed
-from monarch_nb.files.chunks import cut, hash_of
+from monarch_nb.files.content import new_hash
 from monarch_nb.files.tree import check_change
 from monarch_nb.proto.files_pb2 import TreeChange, TreeEntry
 
@@ -17,7 +17,7 @@ def changed(refreshed: Refreshed) -> list[bytes]:
 
 
 def holds(entry: TreeEntry, data: bytes) -> bool:
-    return entry.hashes == b"".join(hash_of(piece) for piece in cut(data)) and entry.size_bytes == len(data)
+    return entry.hash == new_hash(data).digest() and entry.size_bytes == len(data)
 
 
 def write(root: Path, files: dict[str, str]) -> None:

@@ -10,19 +10,16 @@ from typing import Any
 
 import pytest
 
-from monarch_nb.client.instruments import clocks
-from monarch_nb.client.instruments.merging import merge
-from monarch_nb.client.instruments.profile_report import ProfileReport, rank_profiles, said
-from monarch_nb.client.instruments.profile_straggler import straggler_among
-from monarch_nb.worker.instruments.shares import Shares
-from monarch_nb.worker.instruments.traces import line
+from monarch_nb.client.instruments import profiles
+from monarch_nb.client.instruments.profiles import ProfileReport, merge, rank_profiles, said, straggler_among
+from monarch_nb.worker.instruments.traces import Shares, line
 
 
 def told(**changes: Any) -> dict[str, Any]:
     operators = [("aten::mm", 40_000.0, 15), ("gloo:all_reduce", 10_000.0, 10)]
     shares = (0.5, 0.25, 0.05, 0.2)
     facts = {"host": "host1", "seconds": 0.4, "steps": 5, "on_device": False, "shares": shares, "operators": operators}
-    return facts | {"problem": "", "note": "", "cut_s": None} | changes
+    return facts | {"problem": "", "note": ""} | changes
 
 
 def test_traces_are_one_file_and_the_clock_of_a_host_is_set_right(tmp_path: Path) -> None:
@@ -53,9 +50,9 @@ def test_clocks_are_asked_for_only_where_hosts_differ() -> None:
         asked.append(rank)
         return time.time_ns() + (3_000_000_000 if rank == 4 else 0)
 
-    assert clocks.clocks_of({0: "a", 1: "a"}, look) == {"a": clocks.Clock(0.0, 0.0)}
+    assert profiles.clocks_of({0: "a", 1: "a"}, look) == {"a": profiles.Clock(0.0, 0.0)}
     assert not asked
-    found = clocks.clocks_of({0: "a", 1: "a", 4: "b", 5: "b"}, look)
+    found = profiles.clocks_of({0: "a", 1: "a", 4: "b", 5: "b"}, look)
     assert set(asked) == {0, 4}
     ahead_ns = found["b"].ahead_ns - found["a"].ahead_ns
     assert abs(ahead_ns - 3_000_000_000) <= found["a"].error_ns + found["b"].error_ns
@@ -64,7 +61,9 @@ def test_clocks_are_asked_for_only_where_hosts_differ() -> None:
 def test_the_report_averages_operators_per_step_and_names_who_has_none() -> None:
     found = {
         0: told(),
-        4: told(host="host2", operators=[("aten::mm", 20_000.0, 15)], cut_s=1.5, shares=(0.1, 0.6, 0.1, 0.2)),
+        4: told(
+            host="host2", operators=[("aten::mm", 20_000.0, 15)], note="the cell ended", shares=(0.1, 0.6, 0.1, 0.2)
+        ),
         8: {"host": "host3", "problem": "no room"},
         12: {"host": "host4", "problem": "no room"},
     }
@@ -78,7 +77,7 @@ def test_the_report_averages_operators_per_step_and_names_who_has_none() -> None
         "  operator         own time per step  share  calls per step",
         "  aten::mm         6.00 ms            85.7%  3",
         "  gloo:all_reduce  1.00 ms            14.3%  1",
-        "rank 4: the trace is too long: its last 1.5 s are cut off",
+        "rank 4: the cell ended",
         "ranks 8,12: no room",
     ]
     whole = ProfileReport(rank_profiles({0: told(steps=0, on_device=True)}), None)

@@ -22,14 +22,12 @@ class Node:
     """One of another machine, which does not answer."""
 
     def __init__(self, name: str) -> None:
-        self.name, self.is_local, self.up, self.identity = name, False, False, None
-        self.mesh_deaths: dict[str, Any] = {"a mesh": None}
+        self.name, self.is_local, self.identity = name, False, None
         self.rests = 0
         self.since = " since 14:03:05"
         self.absence = f"{name} unreachable{self.since}"
 
     def rest(self) -> None:
-        assert not self.mesh_deaths
         self.rests += 1
 
 
@@ -77,10 +75,11 @@ def test_an_engine_is_asked_for_another(world: World) -> None:
 
 def test_what_to_do_depends_on_who_answers(world: World) -> None:
     world.add("n3")
-    world.members[0].up = True
+    session: Any = SimpleNamespace(there={0}, close=lambda: None)
+    world.core._session = session
     assert world.core.way_on().endswith(f"; {REPLACE}")
     assert "%mesh replace" not in world.core.way_on("a job ended: %mesh replace dev asks for another"), "it is said"
-    world.members[0].up = False
+    session.there.clear()
     assert "%mesh reserve dev --replace begins anew" in world.core.way_on()
     assert "%mesh replace" not in world.core.way_on()
 
@@ -113,3 +112,21 @@ def test_what_is_over_needs_no_session_of_its_nodes(world: World, monkeypatch: p
     monkeypatch.setattr(core, "post", lambda function, *arguments: function(*arguments))
     world.core.close()
     assert [node.rests for node in world.members] == [1, 1]
+
+
+def test_who_missed_that_nodes_took_places_learns_where_the_mesh_is_now(world: World) -> None:
+    """A node may even have come back in another's place meanwhile."""
+    first, second = world.members
+    core = world.core
+    core.dead.update({0: "killed", 1: "killed"})
+    third: Any = Node("n3")
+    session: Any = SimpleNamespace(be_over=lambda connections: told.append(dict(connections)))
+    told: list[dict[int, Any]] = []
+    core._session = session
+    core.be_over({0: third, 1: second})
+    assert core.connections == {0: third, 1: second}
+    assert told == [{0: third, 1: second}]
+    assert core.dead == {1: "killed"}, "its node is the same"
+    assert first.rests == 1
+    core.be_over({0: third})
+    assert core.connections == {0: third, 1: second}, "nobody says where the other part is"

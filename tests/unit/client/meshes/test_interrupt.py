@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from monarch_nb.client.meshes import interrupt_actors
+from monarch_nb.client.meshes import interrupt
 from monarch_nb.client.meshes.interrupt import Part, interrupt_parts
-from monarch_nb.client.runs.interrupts.freeing import Doomed
-from monarch_nb.client.runs.interrupts.interrupt_report import InterruptReport
+from monarch_nb.client.runs.interrupting import Doomed, InterruptReport
 from monarch_nb.config import MAIN_MESH, MONARCH_MESH
 from monarch_nb.errors import MeshNotFound, NodeUnreachable
 from monarch_nb.proto import allocator_pb2 as pb
@@ -166,7 +165,7 @@ def test_what_a_run_tells_of_is_told_once() -> None:
 
 
 def test_actors_that_do_not_stop_are_named_and_then_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(interrupt_actors, "STOP_WAIT_S", 0.0)
+    monkeypatch.setattr(interrupt, "STOP_WAIT_S", 0.0)
     harness = Harness(set(), set())
     harness.actors, harness.stops = {1: [sleeping()]}, False
     report = interrupt_parts([harness.part()], kill_stuck=True)
@@ -192,7 +191,7 @@ def test_of_somebody_elses_mesh_only_our_runs_are_interrupted() -> None:
 
 
 def test_actors_of_monarchs_own_engine_are_named_and_never_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(interrupt_actors, "STOP_WAIT_S", 0.0)
+    monkeypatch.setattr(interrupt, "STOP_WAIT_S", 0.0)
     harness = Harness({"calls"}, {"calls"})
     harness.add("calls", 0, 1)  # a cell that waits for them
     harness.runs[0].is_calls = True

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+from monarch_nb.client.advice import read_in_terminal
 from monarch_nb.client.logs.records import LogRecord
-from monarch_nb.client.meshes import looking, past
+from monarch_nb.client.meshes import looking, printed
 from monarch_nb.client.meshes.mesh import Mesh
-from monarch_nb.client.pools.facts.infos import RankInfo
+from monarch_nb.client.pools.infos import RankInfo
 from monarch_nb.errors import MonarchNbError, NodeUnreachable, PoolError
 from monarch_nb.notebook.output import logs
 from monarch_nb.proto import allocator_pb2 as pb
@@ -72,7 +74,7 @@ class MeshOf(Mesh):
     def select(self, ranks: Any) -> Any:
         return MeshOf(self.core, ranks)  # type: ignore[arg-type]
 
-    def _run_infos(self, past_runs: object = None) -> list[Any]:
+    def past_runs(self, tracebacks_of: int = 0) -> list[Any]:
         return []
 
 
@@ -88,8 +90,8 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bool]]:
 
 def mesh_without(monkeypatch: pytest.MonkeyPatch, *away: int) -> MeshOf:
     core = Core(*away)
-    monkeypatch.setattr(past, "read_logs", core.stream)
-    monkeypatch.setattr(past, "follow_logs", lambda asked: ([record] for record in core.stream(asked)))
+    monkeypatch.setattr(printed, "read_logs", core.stream)
+    monkeypatch.setattr(printed, "follow_logs", lambda asked: ([record] for record in core.stream(asked)))
     return MeshOf(core)
 
 
@@ -128,13 +130,14 @@ def test_where_some_answer_what_became_of_the_others_is_said_besides(
 ) -> None:
     mesh, said = mesh_without(monkeypatch, 1), ONE_CANCELLED[0]
     stack, hello = ((0,), "File x.py, line 1"), ["── run 1 ──", "[0] hello"]
-    missing = "n1 does not answer: what rank 1 wrote is not here"
+    missing = "what rank 1 wrote is not here: n1 unreachable"
     assert mesh.stacks().groups == [stack, ((1,), "n1 unreachable")]
     assert list(logs.shown_logs(mesh, None, None)) == [*hello, missing]
     engine.append(ONE_CANCELLED)
     assert mesh.stacks().groups == [stack, ((1,), f"n1 unreachable; {said}")]
     assert list(logs.shown_logs(mesh, None, None)) == [*hello, missing, said]
-    assert list(logs.shown_logs(mesh, None, None, typed=str.upper))[-1] == said.upper()
+    with read_in_terminal([]):
+        assert "monarch-nb replace dev asks" in list(logs.shown_logs(mesh, None, None))[-1]
     assert mesh.status()[1] == RankInfo(1, "n1", 0, "unreachable", absence=f"n1 unreachable; {said}")
 
 
@@ -147,3 +150,28 @@ def test_a_silent_rank_is_none_of_its_node_s(engine: list[tuple[str, bool]], mon
 
     monkeypatch.setattr(mesh.core, "control", nobody)
     assert mesh.stacks().groups == [((0, 1), "")]
+
+
+@pytest.mark.parametrize("starts", [[], ["node0 started"]])
+def test_an_allocator_that_is_still_dying_is_started_again_when_it_is_dead(
+    monkeypatch: pytest.MonkeyPatch, starts: list[str]
+) -> None:
+    """The first look finds a process that lives, but answers nobody any more."""
+    looks = [[], starts]
+    core: Any = SimpleNamespace(healed=[], reservation_id="r")
+
+    def heal(say: Callable[[str], None]) -> None:
+        for line in looks.pop(0):
+            say(line)
+
+    async def check_nodes(_: Sequence[int]) -> None:
+        if not core.healed:
+            raise NodeUnreachable("node0 does not answer", "node0")
+
+    core.check_nodes = check_nodes
+    pool = SimpleNamespace(heal=heal, end_of=lambda _: None)
+    monkeypatch.setattr(looking, "pool_object", lambda _: pool)
+    monkeypatch.setattr(looking, "what_became", lambda _: ("", False))
+    with contextlib.nullcontext() if starts else pytest.raises(NodeUnreachable):
+        looking.check_nodes(cast(Any, SimpleNamespace(core=core, ranks=[0], reservation=SimpleNamespace(pool="local"))))
+    assert core.healed == starts

@@ -9,10 +9,10 @@ from typing import Any, cast
 import pytest
 
 from monarch_nb.client.connections.connection import Connection
-from monarch_nb.client.meshes import past
+from monarch_nb.client.meshes import looking
 from monarch_nb.client.meshes.core import MeshCore
 from monarch_nb.client.meshes.mesh import Mesh, _title
-from monarch_nb.client.pools.facts.infos import (
+from monarch_nb.client.pools.infos import (
     RankInfo,
     ReservationInfo,
     RunInfo,
@@ -20,7 +20,7 @@ from monarch_nb.client.pools.facts.infos import (
     infos_of_node,
     run_infos,
 )
-from monarch_nb.errors import AccessDenied, RankDead, TargetError
+from monarch_nb.errors import AccessDenied, RankDead, RunFailed, TargetError
 from monarch_nb.ground.code_names import run_names
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2
@@ -181,11 +181,11 @@ def test_runs_that_go_on_here_are_asked_for_once(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(Mesh, "runs", runs)
     followed: list[str] = []
 
-    def follow(_: Mesh, __: MeshCore, info: RunInfo) -> Any:
+    def follow(_: Mesh, info: RunInfo) -> Any:
         followed.append(info.run_id)
         return Going(info.run_id, info.ranks)
 
-    monkeypatch.setattr(past, "follow", follow)
+    monkeypatch.setattr(looking, "follow", follow)
     assert [info.run_id for info in mesh.unfinished()] == ["known", "goes on", "under way"]
     assert (asked, followed) == (1, []), "a question follows nothing"
     assert [run.id for run in mesh.running()] == ["known", "goes on", "under way"]
@@ -218,3 +218,16 @@ def test_notebooks_are_named_where_runs_come_from_several() -> None:
     ]
     named = run_names([info("a", "/x/train.ipynb"), info("b", "/y/train.ipynb")])
     assert list(named.values()) == ["run 1, cell [3] of /x/train.ipynb", "run 1, cell [3] of /y/train.ipynb"]
+
+
+def test_an_expression_that_fails_is_no_code_to_look_into() -> None:
+    failed = RunFailed("rank 0: NameError: name 'nothere' is not defined")
+    failed.is_held = True
+
+    def result() -> None:
+        raise failed
+
+    mesh: Any = SimpleNamespace(_start=lambda *_: SimpleNamespace(join=lambda: None, result=result))
+    with pytest.raises(RunFailed):
+        Mesh._finish_quietly(mesh, run_pb2.RunSpec(), "pull nothere")
+    assert not failed.is_held

@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from monarch_nb.client import presenting
-from monarch_nb.client.monarch import waits
+from monarch_nb.client.monarch import engine
 
 LIMIT_S = 30.0
 
@@ -33,23 +33,23 @@ def cell(monkeypatch: pytest.MonkeyPatch) -> Cell:
 
 
 def test_a_long_wait_is_explained_until_it_is_over(cell: Cell, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(waits, "AFTER_S", 0.0)
-    looked = waits.Waits(lambda: "trainers.step: rank 0 runs it")
+    monkeypatch.setattr(engine, "AFTER_S", 0.0)
+    looked = engine.Waits(lambda: "trainers.step: rank 0 runs it")
     with looked.waiting():
         assert cell.is_told.wait(LIMIT_S)
-    assert set(cell.told[:-1]) == {("trainers.step: rank 0 runs it", waits.NOTICE)}
-    assert cell.told[-1] == ("", waits.NOTICE)
+    assert set(cell.told[:-1]) == {("trainers.step: rank 0 runs it", engine.NOTICE)}
+    assert cell.told[-1] == ("", engine.NOTICE)
 
 
 def test_who_waits_after_a_long_wait_is_not_told_late(cell: Cell, monkeypatch: pytest.MonkeyPatch) -> None:
     """A long wait is asked of less and less often."""
-    monkeypatch.setattr(waits, "AFTER_S", 0.0)
+    monkeypatch.setattr(engine, "AFTER_S", 0.0)
 
     def said() -> str:
         looked._waits[0].pause_s = 10 * LIMIT_S
         return "trainers.step: rank 0 runs it"
 
-    looked = waits.Waits(said)
+    looked = engine.Waits(said)
     for _ in range(2):
         with looked.waiting():
             assert cell.is_told.wait(LIMIT_S)
@@ -57,7 +57,7 @@ def test_who_waits_after_a_long_wait_is_not_told_late(cell: Cell, monkeypatch: p
 
 
 def test_what_was_learnt_too_late_is_not_said(cell: Cell, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(waits, "AFTER_S", 0.0)
+    monkeypatch.setattr(engine, "AFTER_S", 0.0)
     asked, is_over = threading.Event(), threading.Event()
 
     def said() -> str:
@@ -65,7 +65,7 @@ def test_what_was_learnt_too_late_is_not_said(cell: Cell, monkeypatch: pytest.Mo
         assert is_over.wait(LIMIT_S)
         return "trainers.step: rank 0 runs it"
 
-    looked = waits.Waits(said)
+    looked = engine.Waits(said)
     with looked.waiting():
         assert asked.wait(LIMIT_S)
     is_over.set()
@@ -78,12 +78,12 @@ def test_short_waits_ask_nothing_and_scripts_are_left_alone(cell: Cell, monkeypa
     def said() -> str:
         raise AssertionError("nobody has waited for long")
 
-    looked = waits.Waits(said)
+    looked = engine.Waits(said)
     for _ in range(3):
         with looked.waiting():
             pass
     assert cell.told == []
     monkeypatch.setattr(presenting, "_cells", [])
     before = threading.active_count()
-    with waits.Waits(said).waiting():
+    with engine.Waits(said).waiting():
         assert threading.active_count() == before

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from monarch_nb.client.monarch import engine, workers
-from monarch_nb.client.pools.facts.actor_infos import ActorInfo
+from monarch_nb.client.pools.actor_infos import ActorInfo
 from monarch_nb.errors import UsageError
 
 NODES = ["node0", "node1"]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from monarch_nb.client.pools import line as lines
-from monarch_nb.client.pools.facts.choosing import Shape, who_holds
+from monarch_nb.client.pools.choosing import Shape, who_holds
 from monarch_nb.client.pools.line import Line
 from monarch_nb.errors import AccessDenied, MonarchNbError, NodeUnreachable
 from monarch_nb.proto import allocator_pb2 as pb

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from monarch_nb.client.pools.namesakes import warning
+from monarch_nb.client.pools.answering import warning
 
 
 def test_nodes_of_one_name_are_named_with_their_addresses() -> None:

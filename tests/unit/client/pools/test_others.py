@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+import monarch_nb
 from monarch_nb.client.pools.others import how_to_add, no_nodes, other_pools
-from monarch_nb.config import CONFIG_VARIABLE, HOME_VARIABLE
+from monarch_nb.client.pools.pool import pool_object
+from monarch_nb.client.reservations.lists import find
+from monarch_nb.config import CONFIG_VARIABLE, HOME_VARIABLE, NodePaths, pool_directory
+from monarch_nb.errors import PoolError
 from monarch_nb.trust.membership import make_pool
 from monarch_nb.trust.pools import make_paths
 
@@ -39,6 +44,21 @@ def test_a_pool_without_nodes_says_how_it_gets_some() -> None:
     make_pool("lab", "alice")
     assert no_nodes("lab") == "the pool 'lab' has no nodes yet: monarch-nb pool add lab HOST says where one is"
     assert no_nodes("local").endswith("; you have the pool lab: --pool lab, or MONARCH_NB_POOL=lab")
+
+
+def test_one_whose_allocators_died_is_not_said_to_be_none() -> None:
+    """What they hold is there, as their ranks are."""
+    for node, said in (
+        ("node0", "node0 died and is not started by itself now: monarch-nb up starts it again"),
+        ("node1", "node0, node1 died and are not started by themselves now: monarch-nb up starts them again"),
+    ):
+        paths = NodePaths(pool_directory("local") / node)
+        paths.directory.mkdir(parents=True)
+        paths.facts.write_text('{"pid": 1, "start_ticks": 0, "boot_id": ""}')
+        assert no_nodes("local") == said
+        for asked in (monarch_nb.list_reservations, partial(find, pool_object(None), "dev", None)):
+            with pytest.raises(PoolError, match=said):
+                asked()
 
 
 def test_each_kind_of_pool_gets_nodes_in_its_way() -> None:

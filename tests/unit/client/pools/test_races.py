@@ -10,9 +10,8 @@ import pytest
 from cluster import Cluster
 from monarch_nb import config
 from monarch_nb.allocator.state.state import NodeState
-from monarch_nb.client.pools.answering import asked
-from monarch_nb.client.pools.leasing import attempts
-from monarch_nb.client.pools.pool import Pool
+from monarch_nb.client.pools import answering, leasing
+from monarch_nb.client.pools.pool import Pool, lease
 from monarch_nb.errors import CapacityError, NodeUnreachable, VersionMismatch
 from monarch_nb.proto import allocator_pb2 as pb
 
@@ -40,7 +39,7 @@ def leases(cluster: Cluster) -> list[int]:
 
 def test_of_clients_that_race_one_gets_the_nodes_and_the_others_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """At the first try: they do not hinder each other."""
-    monkeypatch.setattr(attempts, "MOST_RACES", 1)
+    monkeypatch.setattr(leasing, "MOST_RACES", 1)
     for seed in range(ORDERS):
         with Cluster(3, seed=seed, shuffled=True) as cluster:
             works = [(one := cluster.client(person)).does(one.reserve, nodes=3) for person in ("ann", "bob", "eve")]
@@ -82,14 +81,32 @@ def test_a_node_that_fails_lets_go_of_the_others(moment: str) -> None:
 
 
 async def test_nodes_that_are_waited_for_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(asked, "LATE_S", 0.0)
+    monkeypatch.setattr(answering, "LATE_S", 0.0)
     answers: dict[Any, asyncio.Future[pb.StatusReply]] = {
         Silent(name): asyncio.get_running_loop().create_future() for name in ("node0", "node1")
     }
     next(iter(answers.values())).set_result(pb.StatusReply())
     said: asyncio.Queue[str] = asyncio.Queue()
-    with asked.said_for_which(answers, said.put_nowait):
+    with answering.said_for_which(answers, said.put_nowait):
         assert await asyncio.wait_for(said.get(), 60.0) == "waiting for node1: no answer yet"
+
+
+async def test_who_leases_hears_what_that_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answering, "SLOW_S", 0.0)
+    said: asyncio.Queue[str] = asyncio.Queue()
+
+    class Slow(Silent):
+        async def unary(self, method: str, request: Any, timeout_s: float = 0.0) -> Any:
+            assert await said.get() == f"leasing 2 nodes: waits for {self.name} to answer"
+
+    nodes: list[Any] = [Slow("node1"), Slow("node0")]
+    with answering.Step("leasing 2 nodes", said.put_nowait) as step:
+        assert await said.get() == "leasing 2 nodes"
+        async with asyncio.timeout(60.0):
+            await lease({node: pb.ReserveRequest() for node in nodes}, step)
+        step.waits_for("something that takes no time")
+    await asyncio.sleep(0)
+    assert said.empty()
 
 
 async def test_two_that_ask_at_once_hear_each_for_itself_who_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:

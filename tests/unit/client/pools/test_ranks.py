@@ -13,7 +13,6 @@ class Node:
     """Answers, and says which ranks were told to abort their groups."""
 
     identity = None
-    up = True
 
     def __init__(self, name: str, meanwhile: Callable[[], object] = lambda: None) -> None:
         self.name, self.meanwhile, self.aborted = name, meanwhile, list[int]()
@@ -31,9 +30,22 @@ class Node:
         return pb.RestartReply()
 
 
+class Session:
+    """All known nodes answer."""
+
+    def __init__(self, nodes: dict[int, Node]) -> None:
+        self.there = nodes.keys()
+
+    async def wait_up(self, nodes: set[int]) -> set[int]:
+        return nodes - self.there
+
+
 def mesh_of(nodes: dict[int, Node], nodes_in_all: int) -> MeshRanks:
     connections: Any = nodes
-    return MeshRanks("m", connections, 2, 2 * nodes_in_all)
+    made: Any = MeshRanks("m", connections, 2, 2 * nodes_in_all)
+    made._session = Session(nodes)
+    mesh: MeshRanks = made
+    return mesh
 
 
 async def test_what_a_node_says_is_its_own_also_when_another_gets_its_place_meanwhile() -> None:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from monarch_nb.client.reservations import reserve as reserve_module
+from monarch_nb.client.reservations import taking
 from monarch_nb.client.reservations.reserve import reserve
-from monarch_nb.client.reservations.reserving import taking, waiting
 
 
 @pytest.mark.parametrize(("is_new", "given_back"), [(True, ["r"]), (False, [])])
@@ -28,10 +28,10 @@ def test_a_ctrl_c_just_after_it_was_made_gives_it_back(
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    pool = SimpleNamespace(name="local", revive=lambda say: None, is_up=True, default_python="", identity=None)
+    pool = SimpleNamespace(name="local", heal=lambda say: None, is_up=True, default_python="", identity=None)
     pool.namesakes = ""
     steady = SimpleNamespace(steady=lambda **_: nullcontext())
-    monkeypatch.setattr(waiting, "provisioner_of", lambda _: steady)
+    monkeypatch.setattr(taking, "provisioner_of", lambda _: steady)
     monkeypatch.setattr(reserve_module, "pool_named", lambda name: pool)
     monkeypatch.setattr(taking, "_reserve", made)
     monkeypatch.setattr(taking, "release", release)

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from monarch_nb.client.pools.facts.held import HeldReservation, current_owner
-from monarch_nb.client.pools.facts.infos import reservation_info, run_infos, shared_no_longer, shares_of
+from monarch_nb.client.pools.held import HeldReservation, current_owner
+from monarch_nb.client.pools.infos import reservation_info, run_infos, shared_no_longer, shares_of
 from monarch_nb.client.reservations.sharing import checked_grant, share, shared, unshare
 from monarch_nb.errors import AccessDenied, NodeUnreachable, ReservationNotFound, UsageError
 from monarch_nb.ground.code_names import run_names

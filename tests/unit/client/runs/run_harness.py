@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -22,15 +22,30 @@ class FakeConnection:
     def __init__(self, name: str) -> None:
         self.name, self.identity = name, None
         self.absence = f"{name} {ALLOCATOR_DOWN}"
+
+    async def read_blob(self, mesh_id: str, blob: str) -> bytes:
+        if blob == "gone":
+            raise RunNotFound("not kept any more")
+        return packed(f"from {blob}")
+
+
+class FakeSession:
+    def __init__(self) -> None:
         self.sent: list[tuple[str, Any]] = []
-        self.collected: list[str] = []
-        self.forgotten: list[str] = []
+        self.asked: list[int] = []
 
-    def forget(self, run_id: str) -> None:
-        self.forgotten.append(run_id)
-
-    def submit(self, _: Run, submit: pb.Submit) -> None:
+    def submit(self, _: Run, submit: pb.Submit, numbered_by: int) -> None:
+        self.asked.append(numbered_by)
         self.sent.append(("submit", pb.Submit.FromString(submit.SerializeToString())))
+
+    def can_ask(self, node: int) -> bool:
+        return True
+
+    def number_by(self, run_id: str, node: int, newest: int) -> None:
+        self.asked.append(node)
+
+    def end_calls(self, run_id: str) -> None:
+        self.sent.append(("end_calls", run_id))
 
     def follow(self, _: Run, mesh_id: str, *, from_shown: bool) -> None:
         self.sent.append(("follow", from_shown))
@@ -38,22 +53,11 @@ class FakeConnection:
     def replay(self, _: Run, mesh_id: str) -> None:
         self.sent.append(("replay", mesh_id))
 
-    def send(self, **message: Any) -> None:
-        self.sent.extend(message.items())
+    def withdraw_cancel(self, run_id: str, nodes: Collection[int]) -> None:
+        self.sent.append(("withdraw", sorted(nodes)))
 
-    def withdraw_cancel(self, run_id: str) -> None:
-        self.sent.append(("withdraw", run_id))
-
-    def cancel(self, run_id: str) -> None:
+    def cancel(self, run_id: str, whence: str = "") -> None:
         self.sent.append(("cancel", run_id))
-
-    def collect(self, run_id: str) -> None:
-        self.collected.append(run_id)
-
-    async def read_blob(self, mesh_id: str, blob: str) -> bytes:
-        if blob == "gone":
-            raise RunNotFound("not kept any more")
-        return packed(f"from {blob}")
 
 
 class FakeCore:
@@ -62,12 +66,11 @@ class FakeCore:
     first_node = newest_number = 0
     line_text = ""
     healed: ClassVar[list[str]] = []
-    tree: Any = None
-    number_of: Any
-    is_node_up: Any
     lost: int | None = None
 
     def __init__(self) -> None:
+        self.session = FakeSession()
+        self.told_collected: list[str] = []
         self.connections: dict[int, Any] = {0: FakeConnection("node0"), 1: FakeConnection("node1")}
         self.aborted: list[tuple[str, int]] = []
         self.asked_where: list[list[int]] = []
@@ -86,6 +89,15 @@ class FakeCore:
 
     def connection_of(self, rank: int) -> Any:
         return self.connections[rank // 4]
+
+    def is_node_up(self, node: int) -> bool:
+        return node != self.lost
+
+    async def number_of(self, run_id: str) -> int:
+        return 0
+
+    def collect(self, run_id: str) -> None:
+        self.told_collected.append(run_id)
 
     async def choose_first(self) -> None:
         self.first_node = min(node for node in self.connections if node != self.lost)
@@ -123,22 +135,23 @@ class Harness:
         mesh: Any = SimpleNamespace(core=self.core, id="mesh", extent=extent, reservation=holder)
         self.run = Run(mesh, "run-id", ranks, "title", listener=self.told.append if listen else None, **options)
         self.nodes = [self.core.connections[0], self.core.connections[1]]
+        self.session = self.core.session
 
     def start(self) -> None:
         self.run.submit(run_pb2.RunSpec(run_id="run-id"))
 
-    def queued(self, node: int = 0, number: int = 5, previous: dict[int, int] | None = None, **more: Any) -> None:
-        earlier = pb.EarlierRuns(by_node=previous)
-        self.run.on_queued(self.nodes[node], pb.Queued(run_id="run-id", number=number, earlier=earlier, **more))
+    def queued(self, node: int = 0, number: int = 5, **more: Any) -> None:
+        nodes = pb.NumberRanges(bounds=(node, node + 1))
+        self.run.on_queued(pb.Queued(run_id="run-id", number=number, nodes=nodes, **more))
 
     def output(self, rank: int, *items: pb.OutputItem) -> None:
         output = pb.Output(run_id="run-id", ranks=[pb.RankOutput(rank=rank, items=items)])
-        self.run.on_output(self.nodes[rank // 4], output)
+        self.run.on_output(output)
 
     def finished(self, *ranks: int, **result: Any) -> None:
         for rank in ranks:
             packed = run_pb2.RankResult(rank=rank, **{"outcome": run_pb2.OUTCOME_OK, **result})
-            self.run.on_finished(self.nodes[rank // 4], pb.Finished(run_id="run-id", results=[packed]))
+            self.run.on_finished(pb.Finished(run_id="run-id", results=[packed]))
 
     def of(self, kind: type[Any]) -> list[Any]:
         return [event for event in self.told if isinstance(event, kind)]

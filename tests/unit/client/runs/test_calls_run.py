@@ -14,31 +14,31 @@ from monarch_nb.errors import MeshNotFound
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2
 from monarch_nb.shape import Extent
-from unit.client.runs.run_harness import FakeConnection, FakeCore, several_turns
-
-
-class Node(FakeConnection):
-    def end_calls(self, run_id: str) -> None:
-        self.sent.append(("end_calls", run_id))
+from unit.client.runs.run_harness import FakeCore, several_turns
 
 
 @pytest.fixture
 async def run() -> CallsRun:
     """One that has come to both nodes."""
     core = FakeCore()
-    core.connections = {0: Node("node0"), 1: Node("node1")}
     mesh: Any = SimpleNamespace(
         core=core, id="mesh", reservation=SimpleNamespace(name="dev", pool=""), extent=Extent({"hosts": 2, "procs": 4})
     )
     made = CallsRun(mesh, "run-id", range(8), "trainers.step", listener=lambda _: None)
     made.submit(run_pb2.RunSpec(run_id="run-id"))
-    made.on_queued(core.connections[0], pb.Queued(run_id="run-id", number=5))
+    made.on_queued(pb.Queued(run_id="run-id", number=5, nodes=pb.NumberRanges(bounds=(0, 2))))
     return made
+
+
+def sent_by(run: CallsRun) -> list[tuple[str, Any]]:
+    session: Any = run.mesh.core.session
+    sent: list[tuple[str, Any]] = session.sent
+    return sent
 
 
 def finish(run: CallsRun, node: int) -> None:
     results = [run_pb2.RankResult(rank=rank) for rank in range(4 * node, 4 * node + 4)]
-    run.on_finished(run.mesh.core.connections[node], pb.Finished(run_id="run-id", results=results))
+    run.on_finished(pb.Finished(run_id="run-id", results=results))
 
 
 def link(run: CallsRun, node: int, *, up: bool) -> None:
@@ -80,7 +80,7 @@ class TestPrinted:
         assert not run._printed.is_set()
 
     async def test_nothing_more_comes_from_a_mesh_that_was_released(self, run: CallsRun) -> None:
-        run.on_refused(run.mesh.core.connections[0], MeshNotFound("released"))
+        run.on_refused(MeshNotFound("released"))
         assert run._printed.is_set()
         assert run.mesh.core.is_over, "the next cell opens no run there"
 
@@ -91,7 +91,7 @@ class TestPress:
     ) -> None:
         monkeypatch.setattr(calls_run, "GAP_S", 60.0)
         monkeypatch.setattr(calls_run, "LOOK_S", 0.0)
-        sent = run.mesh.core.connections[1].sent
+        sent = sent_by(run)
         link(run, 1, up=False)
         press = asyncio.create_task(run.stop_ranks())
         await several_turns()
@@ -99,7 +99,7 @@ class TestPress:
         link(run, 1, up=True)
         report = await press
         assert (report.stopped, report.unreachable) == (tuple(range(8)), {})
-        assert sent[-1] == ("withdraw", "run-id")
+        assert sent[-1] == ("withdraw", [0, 1])
 
     async def test_one_that_stays_away_is_not_interrupted_later(
         self, run: CallsRun, monkeypatch: pytest.MonkeyPatch
@@ -108,4 +108,4 @@ class TestPress:
         link(run, 1, up=False)
         report = await run.stop_ranks()
         assert (report.stopped, [*report.unreachable]) == ((0, 1, 2, 3), [4, 5, 6, 7])
-        assert run.mesh.core.connections[1].sent[-1] == ("withdraw", "run-id")
+        assert sent_by(run)[-1] == ("withdraw", [0, 1])

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from monarch_nb.client.connections import events
+from monarch_nb.client.runs import interrupting, waits
 from monarch_nb.client.runs import run as run_module
-from monarch_nb.client.runs.interrupts import freeing
-from monarch_nb.client.runs.interrupts.interrupt_report import InterruptReport
-from monarch_nb.client.runs.watching import waits_watch
+from monarch_nb.client.runs.interrupting import InterruptReport
+from monarch_nb.client.runs.run import OnError
 from monarch_nb.deaths import signal_name
 from monarch_nb.errors import PickleError, ProcessGroupAborted, RunFailed, RunNotFound
 from monarch_nb.proto import allocator_pb2 as pb
@@ -26,7 +26,7 @@ from unit.client.runs.run_harness import Harness, out, packed, several_turns
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """What waits for some seconds elsewhere."""
-    monkeypatch.setattr(freeing, "GAP_S", 0.0)
+    monkeypatch.setattr(interrupting, "GAP_S", 0.0)
     for name in ("ABORT_AFTER_S", "LINE_AFTER_S"):
         monkeypatch.setattr(run_module, name, 0.0)
 
@@ -46,10 +46,10 @@ def handling(since_s: int, but: Sequence[int] = ()) -> Callable[..., Any]:
     return where
 
 
-async def hang(harness: Harness, *, failed: int = 7, name: str = "KeyError") -> None:
-    """Let a rank fail while the others wait for it in a collective; wait until that is said."""
-    harness.core.places = dict.fromkeys([rank for rank in range(8) if rank != failed], IN_ALL_REDUCE)
-    harness.finished(failed, outcome=run_pb2.OUTCOME_ERROR, failure=run_pb2.Failure(name=name))
+async def hang(harness: Harness) -> None:
+    """Let rank 7 fail while the others wait for it in a collective; wait until that is said."""
+    harness.core.places = dict.fromkeys(range(7), IN_ALL_REDUCE)
+    harness.finished(7, outcome=run_pb2.OUTCOME_ERROR, failure=run_pb2.Failure(name="KeyError"))
     while not harness.of(events.Notice):
         await asyncio.sleep(0)
 
@@ -63,11 +63,7 @@ class TestListeners:
         harness = Harness(listen=False)
         harness.start()
         harness.run._add_listener(harness.told.append)
-        assert [kind for kind, _ in harness.nodes[0].sent] == ["submit", "replay"]
-        assert harness.nodes[1].sent == [], "it does not know the run yet"
-        harness.queued()
-        [(kind, submit)] = harness.nodes[1].sent
-        assert (kind, submit.quiet) == ("submit", False)
+        assert [kind for kind, _ in harness.session.sent] == ["submit", "replay"]
 
     async def test_after_the_end_output_comes_before_the_end(self) -> None:
         harness = Harness(listen=False)
@@ -76,11 +72,12 @@ class TestListeners:
         harness.finished(*range(8))
         assert harness.run.done
         harness.run._add_listener(harness.told.append)
-        assert [kind for kind, _ in harness.nodes[1].sent][-1] == "replay"
+        assert [kind for kind, _ in harness.session.sent][-1] == "replay"
         assert harness.of(events.Finished) == []
-        for rank in (0, 4):
-            harness.output(rank, out(b"text\n"))
-            harness.finished(rank)
+        harness.output(0, out(b"text\n"))
+        harness.finished(*range(7))
+        harness.output(7, out(b"text\n"))
+        harness.finished(7)
         assert [type(event) for event in harness.told[-3:]] == [events.Text, events.Text, events.Finished]
         assert len(harness.of(events.Result)) == 8
 
@@ -90,7 +87,7 @@ class TestListeners:
         harness.queued()
         harness.finished(0)
         harness.run._add_listener(harness.told.append)
-        harness.run.on_refused(harness.nodes[0], RunNotFound("forgotten"))
+        harness.run.on_refused(RunNotFound("forgotten"))
         assert isinstance(harness.told[-1], events.Finished)
         assert harness.run.result(0) == [None]
 
@@ -104,7 +101,7 @@ class TestListeners:
         harness.output(0, out(b"after\n"))
         assert [event for event in second if isinstance(event, events.Text)] == [events.Text(0, "stdout", "after\n")]
         assert [event.rank for event in second if isinstance(event, events.Result)] == [3]
-        assert "replay" not in [kind for kind, _ in harness.nodes[0].sent]
+        assert "replay" not in [kind for kind, _ in harness.session.sent]
 
     async def test_one_that_fails_costs_nothing(self, harness: Harness, caplog: pytest.LogCaptureFixture) -> None:
         def broken(_: events.Event) -> None:
@@ -159,7 +156,7 @@ class TestOutput:
         harness.output(1, out(first))
         for data in (second, b"\n"):
             alike = pb.RankOutput(rank=0, also=[1, 2, 3], items=[out(data)])
-            harness.run.on_output(harness.nodes[0], pb.Output(run_id="run-id", ranks=[alike]))
+            harness.run.on_output(pb.Output(run_id="run-id", ranks=[alike]))
         assert [event for event in together if isinstance(event, events.Text | events.TextOfMany) and event.text] == [
             events.TextOfMany((0, 2, 3), "stdout", "\\xa9"),
             events.Text(1, "stdout", "é"),
@@ -197,7 +194,7 @@ class TestOutput:
             stderr_bytes=[0, 0, 10],
         )
         after = pb.RankOutput(rank=1, items=[out(b"the end\n")])
-        harness.run.on_output(harness.nodes[0], pb.Output(run_id="run-id", ranks=[after], counted=counted))
+        harness.run.on_output(pb.Output(run_id="run-id", ranks=[after], counted=counted))
         assert [event for event in harness.told if not isinstance(event, events.Notice)] == [
             events.Text(2, "stdout", "x"),
             events.Text(2, "stdout", "\\xe2\\x82"),
@@ -235,7 +232,7 @@ class TestResults:
     async def test_all_nodes_hear_that_they_were_taken(self, harness: Harness) -> None:
         harness.start()
         harness.run._tell_collected()
-        assert [node.collected for node in harness.nodes] == [["run-id"], ["run-id"]]
+        assert harness.core.told_collected == ["run-id"]
 
     async def test_it_is_done_when_every_rank_is(self, harness: Harness) -> None:
         harness.finished(*range(7))
@@ -340,18 +337,11 @@ class TestResults:
         assert [failure.kind for failure in harness.run.failures] == ["error", "interrupted", "error"]
         assert [result.outcome for result in harness.of(events.Result)] == ["error", "interrupted", "error"]
 
-    async def test_an_interrupt_comes_after_the_run_on_every_node(self, harness: Harness) -> None:
-        harness.start()
-        harness.run.send_interrupt()
-        harness.queued(previous={1: 4})
-        assert [kind for kind, _ in harness.nodes[0].sent] == ["submit", "cancel"]
-        assert [kind for kind, _ in harness.nodes[1].sent][-2:] == ["submit", "cancel"]
-
     @pytest.mark.parametrize("goes", ["before", "meanwhile"])
     async def test_an_interrupt_does_not_wait_for_a_node_that_does_not_answer(
         self, harness: Harness, monkeypatch: pytest.MonkeyPatch, goes: str
     ) -> None:
-        monkeypatch.setattr(freeing, "STOP_WAIT_S", 60.0)
+        monkeypatch.setattr(interrupting, "STOP_WAIT_S", 60.0)
         harness.finished(0)
         if goes == "before":
             harness.run.on_link(harness.nodes[1], up=False)
@@ -368,7 +358,7 @@ class TestResults:
     async def test_a_node_that_is_soon_back_is_waited_for(
         self, harness: Harness, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(freeing, "GAP_S", 60.0)
+        monkeypatch.setattr(interrupting, "GAP_S", 60.0)
         harness.run.on_link(harness.nodes[1], up=False)
         harness.finished(*range(4))
         interrupt = asyncio.ensure_future(harness.run.stop_ranks(kill_stuck=False))
@@ -380,7 +370,7 @@ class TestResults:
     async def test_after_it_what_can_be_reached_is_waited_for(
         self, harness: Harness, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(freeing, "STOP_WAIT_S", 0.05)
+        monkeypatch.setattr(interrupting, "STOP_WAIT_S", 0.05)
         harness.start()
         harness.queued()
         harness.run.on_link(harness.nodes[1], up=False)
@@ -391,7 +381,7 @@ class TestResults:
         harness.finished(2, 3, outcome=run_pb2.OUTCOME_INTERRUPTED, group_aborted=True)
         assert await asyncio.to_thread(harness.run.wait_freed, 10.0)
         assert not harness.run.done
-        assert harness.nodes[1].sent[-1][0] == "withdraw", "the others go on when their node is there again"
+        assert harness.session.sent[-1] == ("withdraw", [0, 1]), "the others go on when their node is there again"
         assert harness.core.aborted == [("a run was interrupted in a collective", 5)], "not what a newer run has made"
         harness.finished(*range(4, 8))
         assert harness.run.done
@@ -400,7 +390,7 @@ class TestResults:
     async def test_what_finished_while_it_was_asked_where_it_hangs_did_stop(
         self, harness: Harness, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(freeing, "STOP_WAIT_S", 0.0)
+        monkeypatch.setattr(interrupting, "STOP_WAIT_S", 0.0)
 
         async def where(_: list[int], run_id: str) -> dict[int, run_pb2.Where]:
             harness.finished(*range(7), outcome=run_pb2.OUTCOME_INTERRUPTED)
@@ -414,7 +404,7 @@ class TestResults:
     async def test_who_handles_an_interrupt_is_left_alone_and_who_can_not_hear_it_is_killed_by_the_next(
         self, harness: Harness, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(freeing, "STOP_WAIT_S", 0.0)
+        monkeypatch.setattr(interrupting, "STOP_WAIT_S", 0.0)
         harness.core.where = handling(12, but=[3])  # type: ignore[method-assign]
         report = await harness.run.stop_ranks(kill_stuck=False)
         assert (list(report.stuck), list(report.handling), report.kills) == ([3], [0, 1, 2, 4, 5, 6, 7], {3})
@@ -425,14 +415,14 @@ class TestResults:
         )
         assert harness.run.may_kill
         assert (await harness.run.stop_ranks(kill_stuck=True)).restarted == (3,)
-        monkeypatch.setattr(freeing, "KILLS_WITHIN_S", 0.0)
+        monkeypatch.setattr(interrupting, "KILLS_WITHIN_S", 0.0)
         await harness.run.stop_ranks(kill_stuck=False)
         assert not harness.run.may_kill, "a later one is about something else"
 
     async def test_who_goes_on_after_a_second_one_is_killed_by_a_third(
         self, harness: Harness, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(freeing, "STOP_WAIT_S", 0.0)
+        monkeypatch.setattr(interrupting, "STOP_WAIT_S", 0.0)
         harness.core.where = handling(1)  # type: ignore[method-assign]
         doomed = [sorted((await harness.run.stop_ranks(kill_stuck=False)).kills) for _ in range(2)]
         assert doomed == [[], list(range(8))]
@@ -446,15 +436,26 @@ class TestResults:
         assert (await asyncio.wait_for(interrupt, 10.0)).restarted == (1, 2, 3)
         assert harness.core.restarted == [(1, 2, 3)]
 
-    @pytest.mark.parametrize(("outcome", "stays"), [("INTERRUPTED", "ranks 0-6 waited in all_reduce"), ("OK", "")])
+    @pytest.mark.parametrize(
+        ("outcome", "stays"), [("INTERRUPTED", "ranks 0-6 waited in all_reduce for rank 7"), ("OK", "")]
+    )
     async def test_who_waited_for_whom_stays_when_they_had_to_be_freed(
         self, harness: Harness, monkeypatch: pytest.MonkeyPatch, outcome: str, stays: str
     ) -> None:
-        monkeypatch.setattr(waits_watch, "WAITS_INTERVAL_S", 0.0)
+        monkeypatch.setattr(waits, "WAITS_INTERVAL_S", 0.0)
         await hang(harness)
         harness.finished(*range(7), outcome=run_pb2.Outcome.Value(f"OUTCOME_{outcome}"))
         [*_, last] = [notice.text for notice in harness.of(events.Notice) if notice.key == "waits"]
-        assert last.partition(";")[0] == stays
+        assert last.partition(",")[0] == stays
+
+    async def test_nothing_stays_of_a_script_that_hangs(
+        self, harness: Harness, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(waits, "WAITS_INTERVAL_S", 0.0)
+        harness.run.is_script = True
+        await hang(harness)
+        [said] = [notice.text for notice in harness.of(events.Notice) if notice.key == "waits"]
+        assert said.endswith("which raised KeyError. Press ■ (or %mesh interrupt) to end the script.")
 
     @pytest.mark.parametrize(("outcome", "interrupted"), [("OK", False), ("ERROR", True), ("DIED", True)])
     async def test_on_error_abort_interrupts_the_others_when_a_rank_failed(
@@ -466,27 +467,48 @@ class TestResults:
             harness.finished(0, 1, outcome=run_pb2.OUTCOME_ERROR, failure=taken_along)
         harness.finished(7, outcome=run_pb2.Outcome.Value(f"OUTCOME_{outcome}"))
         await several_turns()
-        assert [("cancel", "run-id") in node.sent for node in harness.nodes] == [interrupted] * 2
+        assert (("cancel", "run-id") in harness.session.sent) == interrupted
         told = [notice.text for notice in harness.of(events.Notice) if notice.key == "abort"]
         assert told == (["ranks 2-6 interrupted: rank 7 failed"] if interrupted else [])
 
-    @pytest.mark.parametrize(("name", "interrupted"), [("NotFinite", True), ("ValueError", False)])
-    async def test_ranks_that_wait_for_one_that_watch_has_stopped_are_interrupted(
-        self, harness: Harness, monkeypatch: pytest.MonkeyPatch, name: str, interrupted: bool
+    @pytest.mark.parametrize(("on_error", "freed"), [("free", True), ("wait", False)])
+    @pytest.mark.parametrize("listen", [True, False])
+    async def test_ranks_that_wait_in_vain_for_one_that_failed_are_freed(
+        self, monkeypatch: pytest.MonkeyPatch, on_error: OnError, freed: bool, listen: bool
     ) -> None:
-        monkeypatch.setattr(waits_watch, "WAITS_INTERVAL_S", 0.0)
-        await hang(harness, failed=1, name=name)
+        for name in ("WAITS_INTERVAL_S", "APART_AFTER_S"):
+            monkeypatch.setattr(waits, name, 0.0)
+        harness = Harness(on_error=on_error, listen=listen)
+        call = run_pb2.Call(collective="all_reduce", group="the default group")
+        for rank in range(8):
+            harness.core.places[rank] = run_pb2.Where(
+                state=run_pb2.Where.STATE_IDLE if rank == 7 else run_pb2.Where.STATE_COLLECTIVE,
+                collective="" if rank == 7 else "all_reduce",
+                call=None if rank == 7 else call,
+                calls={"the default group": 3 if rank == 7 else 4},
+                world_size=8,
+                world_rank=rank,
+            )
+        harness.finished(7, outcome=run_pb2.OUTCOME_ERROR, failure=run_pb2.Failure(name="KeyError"))
+        while not harness.run._waits_watch.told and listen:
+            await asyncio.sleep(0)
         await several_turns()
-        assert [("cancel", "run-id") in node.sent for node in harness.nodes] == [interrupted] * 2
+        assert (("cancel", "run-id") in harness.session.sent) == freed
+        told = [notice.text for notice in harness.of(events.Notice) if notice.key == "abort"]
+        [said, *_] = [notice.text for notice in harness.of(events.Notice) if notice.key == "waits"] or [""]
+        assert ("This ends by itself in some seconds" in said) == (freed and listen), said
+        assert ("Press ■" in said) == (not freed and listen), "nobody is told to press what is not needed"
+        said = "ranks 0-6 freed: rank 7 failed and can never join them; all variables stay"
+        assert [text.partition(" (")[0] for text in told] == ([said] if freed and listen else [])
 
     async def test_who_waits_for_a_hang_is_told_of_it(self, harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(waits_watch, "WAITS_INTERVAL_S", 0.0)
+        monkeypatch.setattr(waits, "WAITS_INTERVAL_S", 0.0)
         waiting = asyncio.ensure_future(asyncio.to_thread(harness.run.wait_hang, 10.0))
         while len(harness.run._listeners) < 2:
             await asyncio.sleep(0)
         await hang(harness)
         sentence = await waiting
-        assert sentence.startswith("ranks 0-6 wait in all_reduce; rank 7 raised KeyError")
+        assert sentence.startswith("Stuck: ranks 0-6 wait in all_reduce for rank 7, which raised KeyError")
         assert await asyncio.to_thread(harness.run.wait_hang, 0.0) == sentence, "it was said before"
         ended = Harness()
         ended.finished(*range(8))

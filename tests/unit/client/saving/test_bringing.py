@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from monarch_nb.client.saving.bringing import bring, take
+from monarch_nb.client.saving.saves import bring_here, take
 from monarch_nb.errors import SaveError
 from monarch_nb.worker.saving.asked import LoadReport, LoadRequest, SaveReport, SaveRequest
 from monarch_nb.worker.saving.collecting import collect
-from monarch_nb.worker.saving.manifest import Manifest, damaged
+from monarch_nb.worker.saving.manifest import Manifest, damage
 from monarch_nb.worker.saving.reading import load
 from monarch_nb.worker.saving.writing import save
 from unit.worker.saving.threads import on_ranks
@@ -53,10 +53,10 @@ class Nodes:
 def test_parts_become_a_save_here_and_go_to_nodes_again(tmp_path: Path) -> None:
     nodes: Any = Nodes(tmp_path)
     report = written(nodes)
-    brought = bring(nodes, "/scratch", tmp_path / "here", 3, report)
+    brought = bring_here(nodes, "/scratch", tmp_path / "here", 3, report)
     path = Path(brought.path)
     assert path == tmp_path / "here" / "0001"
-    assert damaged(path, Manifest.read(path)) == []
+    assert damage(path, Manifest.read(path)) == {}
 
     for node in nodes.ranks:
         shutil.rmtree(nodes.on(node, "/scratch"))
@@ -75,7 +75,7 @@ def test_a_part_that_did_not_come_whole_leaves_no_save(tmp_path: Path) -> None:
     part = next(nodes.on(1, "/scratch").glob("*.distcp"))
     part.write_bytes(part.read_bytes()[:-1])
     with pytest.raises(SaveError, match="the save did not come whole"):
-        bring(nodes, "/scratch", tmp_path / "here", 3, report)
+        bring_here(nodes, "/scratch", tmp_path / "here", 3, report)
     assert list((tmp_path / "here").iterdir()) == []
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from monarch_nb.client.saving.places import directory_of_saves
+from monarch_nb.client.saving.asking import directory_of_saves
 from monarch_nb.errors import UsageError
 
 

@@ -5,23 +5,26 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+from monarch_nb.client.pools.infos import RunInfo
 from monarch_nb.client.saving import saves
-from monarch_nb.client.saving.saves import SaveInfo, Saves
-from monarch_nb.errors import ReservationReleased, UsageError
+from monarch_nb.client.saving.asking import check_free
+from monarch_nb.client.saving.saves import SaveInfo
+from monarch_nb.errors import NodeUnreachable, ReservationReleased, UsageError
 from monarch_nb.notebook.commands import saving
 from monarch_nb.notebook.syntax.command_line import Parsed
 from monarch_nb.notebook.syntax.declarations import SAVES
 from monarch_nb.worker.saving.asked import LoadReport, NamedPart, Origin
 
 
-class Mesh(Saves):
+class Mesh:
     """Ranks that see what the notebook sees."""
 
     name = "main"
+    load, save, saves = saves.load, saves.save, saves.saves
     reservation = SimpleNamespace(name="dev", shared="", files=SimpleNamespace(copies=False))
 
 
@@ -82,3 +85,24 @@ def test_what_has_no_tensors_has_no_bytes() -> None:
     plain = LoadReport("a/0001", 0, 0.5, 4, 4, ("losses",))
     assert str(plain) == "loaded losses into 4 ranks: plain values in 0.5 s, from a/0001"
     assert "4 ranks: 2.0 kB in" in str(LoadReport("a/0001", 2000, 0.5, 4, 4, ("model",)))
+
+
+def test_an_allocator_that_has_just_died_is_started_again_before_a_save() -> None:
+    done: list[str] = []
+
+    def unfinished() -> list[Any]:
+        done.append("asked")
+        if len(done) == 1:
+            raise NodeUnreachable("node0 does not answer", "node0")
+        return []
+
+    mesh: Any = SimpleNamespace(unfinished=unfinished, _check_nodes=lambda: done.append("healed"))
+    check_free(mesh)
+    assert done == ["asked", "healed", "asked"]
+
+
+@pytest.mark.parametrize("own", ["is_script", "is_calls"])
+def test_what_does_not_run_on_main_threads_of_the_ranks_holds_up_no_save(own: str) -> None:
+    """A fresh script has processes of its own, as a colleague's `monarch-nb run` has."""
+    cell = RunInfo("1", 1, "loopint.py", (0, 1), (), False, 0.0, 0, running=(0, 1))
+    check_free(cast(Any, SimpleNamespace(unfinished=lambda: [dataclasses.replace(cell, **{own: True})])))

@@ -1,6 +1,6 @@
 """Which variables of a terminal a script has."""
 
-from monarch_nb.client.scripts.terminal_environment import passed_on
+from monarch_nb.client.scripts.script import passed_on
 
 MINE = {"LR": "1", "WANDB_API_KEY": "x", "OMP_NUM_THREADS": "2", "TZ": "Asia/Tokyo", "PYTHONPATH": "/a", "RANKED": "1"}
 OF_A_RANK = (

@@ -1,6 +1,7 @@
 """Following runs, and kernels that find again what their notebook held, against a client made of plain objects."""
 
 import threading
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -22,7 +23,8 @@ def test_attach_follows_to_the_end(held: Notebook, client: FakeClient) -> None:
     first, second = client.runs
     client.on_attach = hello
     load_ipython_extension(held.shell)  # a new kernel
-    assert held.text().endswith("run 1, cell [2]; run 2, cell [3] still running: %mesh attach follows them")
+    stops = "%mesh attach follows them, %mesh interrupt stops them"
+    assert held.text().endswith(f"run 1, cell [2]; run 2, cell [3] still running: {stops}")
     shown = held.ok("%mesh attach")
     assert shown.index("first()") < shown.index("second()")
     assert shown.count("hello") == 4  # the cells of the first kernel show it too
@@ -74,6 +76,21 @@ def test_what_was_shown_to_the_end_is_shown_again_when_asked_for(held: Notebook,
     assert "%mesh logs --run 9 has what it printed" in str(held.error("%mesh attach --run 9"))
 
 
+def test_a_cell_that_was_removed_from_the_queue_was_not_shown(held: Notebook, client: FakeClient) -> None:
+    cancelled = [RankFailure(rank, "node0", "cancelled", "KeyboardInterrupt", "") for rank in range(4)]
+    for kind, said in (
+        ("cancelled", "never ran: it was removed from the queue"),
+        ("interrupted", "was shown to the end: %mesh attach --from-start shows it again"),
+    ):
+        failures = [replace(failure, kind=kind) for failure in cancelled]
+        client.on_submit = lambda run, failures=failures: run.finish(failures=failures)
+        held.error("%%mesh\nsecond()")
+        assert held.ok("%mesh attach").splitlines()[-1].endswith(f"(second()) {said}")
+    client.on_submit = lambda run: run.finish(failures=cancelled)
+    held.error("%%mesh\nthird()")
+    assert "(third()) never ran" in held.ok("%mesh attach --from-start")
+
+
 def left_by_a_script(client: FakeClient, count: int) -> None:
     for number in range(count):
         run = client.held["dev"].mesh.submit(f"script({number})", listener=nothing, cell_number=0)
@@ -107,6 +124,23 @@ def test_cells_of_the_notebook_come_before_what_a_script_left(held: Notebook, cl
     shown = held.ok("%mesh attach")
     assert "run 2 (script(0)) finished and nobody has seen it: %mesh attach --run 2 shows it" in shown
     assert [call for call in client.calls if call[0] == "attach_run"] == [("attach_run", "run1", False)]
+
+
+def test_who_follows_the_run_of_somebody_else_learns_what_an_interrupt_does(held: Notebook, client: FakeClient) -> None:
+    said = "■ interrupts the run; %mesh attach --noblock only follows it"
+    client.on_submit, client.on_attach = nothing, hello
+    held.ok("%%mesh -a\nmine()")
+    load_ipython_extension(held.shell)
+    assert said not in held.ok("%mesh attach")
+    left_by_a_script(client, 1)
+    assert said not in held.ok("%mesh attach --noblock")
+    left_by_a_script(client, 1)
+    assert said in held.ok("%mesh attach").splitlines()
+    assert said not in held.ok("%mesh attach --run 2"), "it is over"
+    left_by_a_script(client, 1)
+    dev = client.held["me/dev"] = client.held["dev"]
+    client.runs[-1].owner, dev.is_mine = "alice", False
+    assert said not in held.ok("%mesh attach"), "only alice stops it"
 
 
 def test_attach_in_the_kernel_that_follows_already(held: Notebook, client: FakeClient) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from monarch_nb.client.runs.stops import RunStops
+from monarch_nb.client.runs.results import RunStops
 from monarch_nb.notebook.cells.following import RunTimeout, wait_for
 from unit.notebook.fakes import nothing
 

@@ -2,7 +2,7 @@
 
 from functools import partial
 
-from monarch_nb.client.runs.interrupts.interrupt_report import InterruptReport
+from monarch_nb.client.runs.interrupting import InterruptReport
 from monarch_nb.errors import RankFailure, RunFailed
 from monarch_nb.ground import interrupting
 from monarch_nb.notebook.cells.following import RunInterrupted

@@ -42,7 +42,9 @@ class Nodes:
 def come_back_to(new: Nodes, before: Nodes) -> None:
     gone = SimpleNamespace(release=lambda progress: None)
     session = cast(Any, SimpleNamespace(reservation=before, pool=None, hold=lambda *_: None, current=lambda: gone))
-    resuming.come_back(cast(Any, None), session, ResumePlan(lambda _: cast(Any, new), "checkpoints/dev", ()), "time up")
+    resuming.come_back(
+        cast(Any, None), session, ResumePlan(lambda progress: cast(Any, new), "checkpoints/dev", ()), "time up"
+    )
 
 
 def test_what_was_armed_is_armed_again(monkeypatch: pytest.MonkeyPatch) -> None:

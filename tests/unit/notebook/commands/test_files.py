@@ -8,11 +8,11 @@ import pytest
 
 from monarch_nb.client.files.fetch import FetchReport, FileInfo
 from monarch_nb.client.files.local_tree import Report
-from monarch_nb.client.files.sync_report import Differences, Given, Pending, SyncReport
+from monarch_nb.client.files.transfer import Differences, Given, Pending, SyncReport
 from monarch_nb.errors import FilesError, MonarchNbError, NodeUnreachable, RunFailed
-from monarch_nb.notebook.cells import late_progress
+from monarch_nb.notebook.cells import progress as progress_module
 from monarch_nb.notebook.cells.following import RunInterrupted
-from monarch_nb.notebook.cells.late_progress import bar
+from monarch_nb.notebook.cells.progress import bar
 from monarch_nb.notebook.cells.sent_files import left_out, sent_lines
 from monarch_nb.notebook.commands.files import dry_run
 from monarch_nb.proto import files_pb2 as pb
@@ -176,15 +176,15 @@ class TestProgress:
     @pytest.fixture
     def slow(self, copied: FakeFiles, monkeypatch: pytest.MonkeyPatch) -> FakeFiles:
         """A sync that takes long, says the test's clock."""
-        monkeypatch.setattr(late_progress, "PATIENCE_S", 0.0)
-        monkeypatch.setattr(late_progress, "DRAW_EVERY_S", 0.0)
+        monkeypatch.setattr(progress_module, "PATIENCE_S", 0.0)
+        monkeypatch.setattr(progress_module, "DRAW_EVERY_S", 0.0)
         return copied
 
     def test_says_how_to_stop_it_up_to_its_end_and_becomes_what_came_of_it(
         self, held: Notebook, slow: FakeFiles, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         now_s = [0.0]
-        monkeypatch.setattr(late_progress, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
+        monkeypatch.setattr(progress_module, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
 
         def sync(needed: object = None, *, overwrite: bool = False, progress: Any) -> SyncReport:
             progress("looking at the files of /project", 0, 0)

@@ -1,5 +1,6 @@
 """`%mesh run` in a shell, against a client made of plain objects: what is asked of the mesh, and what is refused."""
 
+import os
 import re
 
 from monarch_nb.client.scripts.script import Script
@@ -24,6 +25,9 @@ def test_the_line_becomes_a_script(held: Notebook, client: FakeClient) -> None:
     assert client.runs[-1].cell_number == 2
     assert client.runs[-1].seen
     assert held.shell.user_ns["codes"] == [0, 0]
+    held.ok("%mesh run --env A=1=2 --env HOME train.py --env B=3")
+    environment = {"A": "1=2", "HOME": os.environ["HOME"]}
+    assert script_of(client) == Script("train.py", ("--env", "B=3"), environment=environment)
     held.ok("%mesh run --rdzv-id job7 -i train.py")
     assert script_of(client) == Script("train.py", in_place=True, environment={"TORCHELASTIC_RUN_ID": "job7"})
 
@@ -31,8 +35,8 @@ def test_the_line_becomes_a_script(held: Notebook, client: FakeClient) -> None:
 def test_what_makes_no_sense_starts_nothing(held: Notebook, client: FakeClient) -> None:
     for line, said in (
         ("-t hosts=0 --nnodes 2 train.py", "1 node is held"),
-        ("--node-rank 1 train.py", "one command starts the script on all nodes"),
         ("-o 1x train.py", "--out is the name of a variable"),
+        ("--env A-B=1 train.py", "--env is NAME or NAME=VALUE"),
         ("", "needs SCRIPT"),
     ):
         error = held.error(f"%mesh run {line}")

@@ -30,7 +30,7 @@ def packed(lines: Mapping[int, Sequence[str]], stream: Stream = "stdout") -> Lin
 
 def rendered(fold: Fold, **options: Any) -> dict[str, str]:
     """Return the one bundle that a fold is drawn as; empty when there is none."""
-    shown = render(fold, **options)
+    shown = render(fold, notices=fold.notices.values(), **options)
     assert len(shown) <= 1
     return shown[0].data if shown else {}
 

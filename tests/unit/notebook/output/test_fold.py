@@ -178,9 +178,9 @@ def test_packed_lines_that_are_rewritten_are_each_ranks_own() -> None:
 
 def test_where_lines_stand() -> None:
     for texts, shown in (
-        (["0\nloss 1.5", "1\nloss 1.5", "2\nloss 2.5"], "0 0|1 1|2 2|0,1 loss 1.5|2 loss 2.5"),
-        (["loss 1\nloss 2", "only here\nloss 3\nloss 4"], "1 only here|0 loss 1|1 loss 3|0 loss 2|1 loss 4"),
-        (["root\nrules", "worker\nworks"], "0 root|1 worker|0 rules|1 works"),
+        (["0\nloss 1.5", "1\nloss 1.5", "2\nloss 2.5"], "0 0|1 1|2 2|2 loss 2.5|0,1 loss 1.5"),
+        (["loss 1\nloss 2", "only here\nloss 3\nloss 4"], "1 only here|1 loss 3|0 loss 1|0 loss 2|1 loss 4"),
+        (["root\nrules", "worker\nworks"], "0 root|0 rules|1 worker|1 works"),
     ):
         fold = fold_of(len(texts), *(Text(rank, "stdout", f"{text}\n") for rank, text in enumerate(texts)))
         assert "|".join(f"{ranks} {text}" for ranks, text in shown_of(fold.rows())) == shown
@@ -219,6 +219,14 @@ def test_blank_lines_do_not_drag_a_rank_far_ahead() -> None:
 
 
 # ---- open lines ----
+
+
+def test_open_lines_fold_as_finished_ones_do() -> None:
+    for by, shown in (("numbers", [("0,1", "loss 1.5–2.5")]), ("times", [("0", "loss 1.5"), ("1", "loss 2.5")])):
+        fold = Fold(range(2), by)  # type: ignore[arg-type]
+        for rank in range(2):
+            fold.add(Text(rank, "stdout", f"loss {rank + 1}.5"))
+        assert shown_of(fold.rows()) == shown
 
 
 def test_a_display_finishes_the_open_line_before_it() -> None:

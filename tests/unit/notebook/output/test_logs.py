@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import ClassVar
 
 from monarch_nb.client.logs.records import LogRecord
-from monarch_nb.client.pools.facts.infos import RunInfo
+from monarch_nb.client.pools.infos import RunInfo
 from monarch_nb.errors import RankFailure
 from monarch_nb.ground import escapes
 from monarch_nb.notebook.output.logs import Endings, earlier_lines, folded_lines

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from monarch_nb.client.pools.facts.actor_infos import ActorInfo
-from monarch_nb.client.pools.facts.infos import RankInfo
+from monarch_nb.client.pools.actor_infos import ActorInfo
+from monarch_nb.client.pools.infos import RankInfo
 from monarch_nb.notebook.output.tables import process_notes, with_processes
 
 MIB = 1 << 20

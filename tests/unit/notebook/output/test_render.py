@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from IPython.lib.pretty import pretty
 
 from monarch_nb.client.connections.events import Display, Elided, Event, Notice, Result, Text
 from monarch_nb.errors import RankFailure
@@ -258,10 +259,7 @@ def _failed() -> Fold:
 
 def test_failures() -> None:
     assert rendered(_failed()) == {}
-    bundle = rendered(_failed(), failures="short")
-    assert bundle["text/plain"] == "ranks 0-2: KeyError: 'x' <b> · train.py:41\nrank 3: SIGKILL: killed"
-    assert "Traceback" not in bundle["text/html"]
-    bundle = rendered(_failed(), failures="full")
+    bundle = rendered(_failed(), failures=True)
     assert bundle["text/plain"].splitlines() == [
         "ranks 0-2: KeyError: 'x' <b> · train.py:41",
         "Traceback <b>",
@@ -363,8 +361,14 @@ def test_what_is_shortened_says_which_command_has_all_of_it() -> None:
     assert "are cut" not in rendered(fold_of(1, Text(0, "stdout", "x" * 2_000 + "\n")), log=log)["text/plain"]
     value = rendered(fold_of(1, Result(0, "ok", 0.1, {"text/plain": "v" * 30_000})), log=log)
     assert "… (10,000 characters not shown: `-o NAME` keeps all) …" in value["text/plain"]
+    for container in (list(range(3_000)), {*range(3_000)}, [0, [*range(3_000)]], {"a": dict.fromkeys(range(3_000))}):
+        value = rendered(fold_of(1, Result(0, "ok", 0.1, {"text/plain": pretty(container)})), log=log)
+        assert value["text/plain"].endswith("\n… (more elements not shown: `-o NAME` keeps all) …")
+    for container in (list(range(1_000)), [...], {1: ...}):
+        value = rendered(fold_of(1, Result(0, "ok", 0.1, {"text/plain": pretty(container)})), log=log)
+        assert "not shown" not in value["text/plain"]
     failure = RankFailure(0, "h", "error", "ValueError", "m" * 700, "t" * 13_000)
-    failed = rendered(fold_of(1, Result(0, "error", 0.1, failure=failure)), log=log, failures="full")
+    failed = rendered(fold_of(1, Result(0, "error", 0.1, failure=failure)), log=log, failures=True)
     for left_out in (112, 1_000):
         assert f"({left_out} characters not shown" in failed["text/plain"].replace(",", "")
     assert failed["text/plain"].count(": `%mesh logs --mesh eval --run 12` shows all) …") == 2
@@ -381,7 +385,7 @@ def test_everything_large_at_once() -> None:
         failure = RankFailure(rank, "h", "error", "E", "m" * 100_000, f"{rank}\x1b[31m" + "t" * 200_000)
         fold.add(Result(rank, "error", 0.1, {"text/plain": f"{rank}" * 100_000}, failure))
     fold.add(Notice("n" * 100_000))
-    assert _stored_bytes(rendered(fold, failures="full")) < 200_000
+    assert _stored_bytes(rendered(fold, failures=True)) < 200_000
 
 
 # ---- output that only grows ----

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from monarch_nb.client.advice import read_in_terminal
 from monarch_nb.client.connections.events import (
     QUEUE_NOTICE,
     Display,
@@ -160,15 +161,15 @@ def test_a_quiet_run_is_updated_less_and_less_often() -> None:
     assert "running on 1 rank · 60 min" in cell.html
 
 
-def test_failed_ranks_get_a_line_while_others_run() -> None:
+def test_the_traceback_of_a_failed_rank_shows_while_others_run() -> None:
     cell = _Cell()
     cell.fail(0, where="train.py:41")
     cell.pass_time(3)
-    assert cell.texts[-1] == "rank 0: KeyError: 'x' · train.py:41"
+    assert cell.texts[-1] == "rank 0: KeyError: 'x' · train.py:41\nthe traceback"
     assert "running on 2 ranks · 3 s · 1 failed" in cell.html
     cell.fail(1, "interrupted")
     cell.end()
-    assert cell.texts[-1] == "2 ranks · 0.10 s · 1 failed · 1 interrupted"
+    assert cell.texts[-1] == "2 ranks · 0.10 s · 1 failed · 1 interrupted", "the cell raises it"
 
 
 def test_a_cell_that_fails_at_once_leaves_it_to_the_exception() -> None:
@@ -465,9 +466,10 @@ def test_what_is_cleared_leaves_empty_displays() -> None:
 
 
 def test_in_a_terminal_the_hint_is_what_is_typed_there() -> None:
-    [cell] = _cells("mesh", ranks=1, terminal=True, logs="monarch-nb logs")
+    [cell] = _cells("mesh", ranks=1, terminal=True)
     cell.view.on_event(Elided(0, "stdout", 5_000, 1))
-    cell.finish(1, close=True)
+    with read_in_terminal(["run"]):
+        cell.finish(1, close=True)
     assert "`monarch-nb logs --run 1 -n 0` has them" in cell.texts[0]
 
 
@@ -485,3 +487,15 @@ def test_a_terminal_or_a_file_has_lines_whole() -> None:
     cell.print("x" * 300_000 + "\n")
     cell.finish(1, close=True)
     assert cell.texts[0] == "x" * 300_000
+
+
+def test_while_a_cell_goes_on_it_is_said_who_can_do_what_is_advised() -> None:
+    cell = _Cell()
+    advice = "dev will be released at 14:00: %mesh extend 1h adds to it"
+    cell.view.on_event(Notice(advice, "time"))
+    cell.pass_time(0.1)
+    ways = "the panel, another notebook or a terminal (monarch-nb extend 1h)"
+    assert cell.texts[-1].splitlines() == [advice, f"This kernel is busy until ■; meanwhile {ways} can do that."]
+    cell.view.keep_open()
+    assert cell.texts[-1].splitlines()[0] == advice
+    assert "busy" not in cell.texts[-1], "the cell has returned"

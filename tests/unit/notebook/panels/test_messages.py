@@ -15,8 +15,8 @@ import pytest
 from monarch_nb.client.connections.bridge import call
 from monarch_nb.config import CONFIG_VARIABLE, HOME_VARIABLE
 from monarch_nb.errors import MonarchNbError, UsageError
-from monarch_nb.notebook.panels.messages import Panel, PanelMessages, PoolsMessages, Send
 from monarch_nb.notebook.panels.showing import _asked
+from monarch_nb.notebook.panels.widget import Panel, PanelMessages, PoolsMessages, Send
 from monarch_nb.panel.shown.view import Json
 
 WAIT_S = 10.0
@@ -111,7 +111,7 @@ def settle() -> None:
 def test_a_view_is_told_that_the_kernel_lives_while_it_is_seen(
     messages: PanelMessages, heard: Heard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("monarch_nb.notebook.panels.messages.ALIVE_S", 0.01)
+    monkeypatch.setattr("monarch_nb.notebook.panels.widget.ALIVE_S", 0.01)
     look(messages, "v")
     heard.wait_for(lambda said: said.count({"alive": True}) > 1)
 

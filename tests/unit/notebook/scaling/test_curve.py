@@ -4,29 +4,28 @@ from __future__ import annotations
 
 from xml.etree import ElementTree
 
-from monarch_nb.client.scaling.report import Measured, Plan, Sample, report_of
-from monarch_nb.notebook.scaling.curve import bars, curve
+from monarch_nb.client.meshes.scaling_report import Measured, Plan, report_of
+from monarch_nb.notebook.scaling import bars, curve
 
 SVG = "{http://www.w3.org/2000/svg}"
 
 
 def measured(*times_s: float) -> list[Measured]:
-    return [Measured(2**power, 1, [Sample(time_s, 10.0)] * 2) for power, time_s in enumerate(times_s)]
+    return [Measured(2**power, time_s, 10.0) for power, time_s in enumerate(times_s)]
 
 
-def test_points_lie_in_the_picture() -> None:
-    for asked in (Plan((1, 2, 4)), Plan((1, 2, 4), is_weak=True), Plan((1, 2, 4), per="a<b&c")):
+def test_what_is_measured_is_drawn_beside_the_ideal() -> None:
+    for asked in (Plan((1, 2, 4)), Plan((1, 2, 4), "a<b&c")):
         root = ElementTree.fromstring(curve(report_of(asked, measured(8.0, 4.0, 1.0))))
-        width, height = (float(root.attrib[name]) for name in ("width", "height"))
-        circles = list(root.iter(f"{SVG}circle"))
-        assert len(circles) == 6
-        assert all(0 < float(each.attrib["cx"]) < width and 0 < float(each.attrib["cy"]) < height for each in circles)
+        lines = [path for path in root.iter(f"{SVG}path") if path.attrib.get("stroke-width") == "1.6"]
+        assert len(lines) == 4
         texts = [text.text for text in root.iter(f"{SVG}text")]
-        assert {"efficiency by ranks", f"{asked.unit or 'time'} by ranks", "1", "2", "4", "100 %"} <= set(texts)
+        assert {"measured", "ideal", "efficiency (%)", asked.unit or "time (s)", "ranks", "200% · 100%"} <= set(texts)
 
 
-def test_times_that_are_all_the_same() -> None:
-    ElementTree.fromstring(curve(report_of(Plan((1, 2), is_weak=True), measured(1.0, 1.0))))
+def test_values_that_are_all_the_same() -> None:
+    halved = [Measured(1, 2.0), Measured(2, 1.0)]
+    ElementTree.fromstring(curve(report_of(Plan((1, 2)), halved)))
 
 
 def test_there_is_no_curve_of_one_size_or_none() -> None:

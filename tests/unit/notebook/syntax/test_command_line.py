@@ -72,7 +72,7 @@ def test_targets_are_values_even_when_they_look_odd() -> None:
 def test_bad_lines_get_one_clear_message() -> None:
     for command, line, message in (
         (holding.RESERVE, "--node 2", "%mesh reserve has no flag --node: did you mean --nodes?"),
-        (holding.RESERVE, "--zzz", "%mesh reserve has no flag --zzz; it has --nodes, --gpus"),
+        (holding.RESERVE, "--zzz", "%mesh reserve has no flag --zzz; %mesh help reserve lists all"),
         (
             holding.RESERVE,
             "dev --on slurm --partition=main",
@@ -90,7 +90,8 @@ def test_bad_lines_get_one_clear_message() -> None:
         (holding.RESERVE, "'dev", "a quote ' is never closed"),
         (holding.RESERVE, "--pool ''", "--pool needs a value"),
         (declarations.LOGS, "-n -1", "--lines is at least 0, not -1"),
-        (declarations.STATUS, "x", "%mesh status takes no 'x'"),
+        (declarations.STATUS, "x", "%mesh status takes no 'x': type %mesh status [--mesh NAME]"),
+        (declarations.DOCTOR, "12", "%mesh doctor takes no '12': type %mesh doctor alone"),
         (declarations.PULL, "", "%mesh pull needs EXPRESSION"),
         (declarations.CELL, "--timeout soon", "--timeout is a number of seconds above 0, not 'soon'"),
         (declarations.CELL, "--timeout 0", "not '0'"),
@@ -113,7 +114,7 @@ def test_an_unknown_subcommand_suggests_the_nearest() -> None:
 
 
 def test_a_word_like_nothing_suggests_nothing() -> None:
-    for word in ("xyzzy", "down", "kill", "tail", "unplug"):
+    for word in ("xyzzy", "plugh", "unplug"):
         with pytest.raises(UsageError, match=rf"no subcommand '{word}'\. %mesh help lists all"):
             declarations.MESH.find(word)
 
@@ -140,6 +141,17 @@ def test_help_names_everything_and_is_aligned() -> None:
         for line in "\n".join([text, *map(help_text, [*declarations.MESH.commands, declarations.CELL])]).splitlines()
     ]
     assert max(widths) <= 110
+
+
+def test_help_begins_with_the_ten_most_used_commands_and_names_each_once() -> None:
+    first, *others = overview(declarations.MESH).split("\n\n")[1:-1]
+    title, *rows = first.splitlines()
+    assert title == "Most used"
+    assert [row.split()[0] for row in rows] == [command.name for command in declarations.MESH.first]
+    assert len(rows) == 10
+    assert others[0].startswith("Examples")
+    more = [row.split()[0] for section in others[1:] for row in section.splitlines()[1:]]
+    assert sorted([row.split()[0] for row in rows] + more) == sorted(each.name for each in declarations.MESH.commands)
 
 
 def test_completion_of_the_line() -> None:
@@ -217,7 +229,7 @@ class TestRest:
             ("--", "%mesh run needs SCRIPT"),
             (
                 "--use-env train.py",
-                r"has no flag --use-env; it has --targets, .*, --watch\. torchrun's flags are known up to torch 2",
+                r"has no flag --use-env; nearest: --env; %mesh help run lists all\. torchrun's flags are known up to ",
             ),
             ("--nproc 4 train.py", "did you mean --nproc-per-node\\?$"),
             ("-r3 train.py", "has no flag -r3"),

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from monarch_nb.panel.forms.forms import extend_form, reserve_form, up_form
+from monarch_nb.panel.forms import extend_form, reserve_form, up_form
 from monarch_nb.panel.refusal import Refused
 from monarch_nb.provision.local import LocalProvisioner
 from unit.panel.replies import hold, node, view_of

@@ -12,17 +12,15 @@ from unit.panel.fake_pool import FakeNode, FakePool
 from unit.panel.replies import hold, node
 
 
-def resized(panel: Panel, nodes: object, mesh: str = "main") -> Json:
+def resized(panel: Panel, nodes: object, mesh: str = "all") -> Json:
     """What the form says."""
     return ask(panel, "check", action="resize", reservation="id-dev", values={"nodes": nodes, "mesh": mesh})
 
 
-def test_more_nodes_and_fewer_are_named_before(panel: Panel, pool: FakePool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_nodes_are_named_before(panel: Panel, pool: FakePool, monkeypatch: pytest.MonkeyPatch) -> None:
     hold([fake.reply for fake in pool.fakes], procs=2)
     pool.fakes.append(FakeNode(node("node2")))
-    assert resized(panel, 3) == {"ok": True, "message": "node2 besides; main has 6 ranks then, all new"}
-    assert resized(panel, 3, "all")["message"] == "node2 besides; all has 6 ranks then, others stay"
-    assert resized(panel, 1) == {"ok": True, "message": "node1 given back; main has 2 ranks then, all new"}
+    assert resized(panel, 3) == {"ok": True, "message": "node2 besides; all has 6 ranks then, others stay"}
     assert resized(panel, 2)["errors"] == {"nodes": "dev has 2 nodes already"}
     assert resized(panel, 0)["errors"] == {"nodes": "at least 1"}
     monkeypatch.setattr(pool, "prospect", lambda *_, **__: "")
@@ -35,16 +33,17 @@ def test_more_nodes_and_fewer_are_named_before(panel: Panel, pool: FakePool, mon
     pool.fakes.append(left)
     monkeypatch.setattr(pool, "prospect", lambda *_, **__: "4 nodes × 4 procs")
     becomes = "the local pool becomes 4 nodes × 4 procs for it"
-    assert resized(panel, 4)["message"] == f"{becomes}; main has 8 ranks then, all new"
+    assert resized(panel, 4)["message"] == f"{becomes}; all has 8 ranks then, others stay"
 
 
-def test_a_node_that_does_not_answer_is_the_first_to_be_given_back(panel: Panel, pool: FakePool) -> None:
+def test_a_node_that_does_not_answer(panel: Panel, pool: FakePool) -> None:
+    """It is the first to be given back, and no ranks can start there."""
     pool.fakes.append(FakeNode(node("node2")))
     hold([fake.reply for fake in pool.fakes], procs=2)
     ask(panel, "view")
     pool.fakes[0].alive = False
     panel.live.wake()
-    assert resized(panel, 2)["message"] == "node0 given back; main has 4 ranks then, all new"
+    assert resized(panel, 2)["errors"] == {"nodes": "main has ranks on node0: main stays on its nodes"}
     away = {"nodes": "node0 does not answer: Replace nodes… first, or have fewer nodes"}
     assert resized(panel, 4)["errors"] == away
     assert refused(panel, "resize", reservation="id-dev", values={"nodes": 4})["errors"] == away
@@ -58,23 +57,16 @@ def beside(fake: FakeNode, name: str, *ranks: int) -> None:
         mesh.ranks.add(rank=rank, pid=5000 + rank, state=pb.Rank.STATE_IDLE)
 
 
-def test_a_mesh_is_started_anew_only_when_it_alone_has_ranks_on_nodes_that_go(panel: Panel, pool: FakePool) -> None:
+def test_nodes_without_ranks_are_given_back(panel: Panel, pool: FakePool) -> None:
     pool.fakes.append(FakeNode(node("node2")))
     hold([fake.reply for fake in pool.fakes], procs=2)
-    first, second, third = pool.fakes
+    third = pool.fakes[2]
     del third.reply.reservations[0].meshes[:]  # it came later
-    assert resized(panel, 2)["message"] == "node2 given back"
+    assert resized(panel, 2) == {"ok": True, "message": "node2 given back"}
     text = ask(panel, "lost", action="resize", reservation="id-dev", values={"nodes": 2})["text"]
     assert text.startswith("Nothing is lost: all ranks stay as they are. Logs of ranks on node2 are deleted")
     beside(third, "eval", 0)
     panel.live.wake()
-    lonely = "eval has ranks on node2, but not on all nodes: %mesh stop eval ends them first"
-    assert resized(panel, 2)["errors"] == {"nodes": lonely}
-    for fake, rank in ((first, 1), (second, 2)):
-        beside(fake, "eval", rank)
-    panel.live.wake()
-    assert resized(panel, 2)["message"] == "node2 given back; eval has 2 ranks then, all new"
-    assert resized(panel, 3, "main")["message"].startswith("no node besides; main has "), "it is not on node2"
-    assert resized(panel, 3, "eval")["errors"] == {"nodes": "dev has 3 nodes already"}
-    several = "main and eval have ranks on node1, node2: %mesh stop eval ends those of one first"
+    assert resized(panel, 2)["errors"] == {"nodes": "eval has ranks on node2: %mesh stop eval ends them first"}
+    several = "main and eval have ranks on node1, node2: main stays on its nodes"
     assert resized(panel, 1)["errors"] == {"nodes": several}

@@ -9,15 +9,13 @@ from typing import Any
 
 import pytest
 
-from monarch_nb.client.pools.facts.held import current_owner
-from monarch_nb.client.pools.leasing.releasing import Released, ReleasedLater
+from monarch_nb.client.pools.held import current_owner
+from monarch_nb.client.pools.leasing import Released, ReleasedLater
 from monarch_nb.config import POOL_VARIABLE, TrustPaths, config_directory
 from monarch_nb.errors import CapacityError, NodeUnreachable, PoolError
-from monarch_nb.panel import actions, pools
-from monarch_nb.panel.forms import ways
-from monarch_nb.panel.panels import Panels
-from monarch_nb.panel.pools import Fate, pools_to_show
-from monarch_nb.panel.requests import Panel
+from monarch_nb.panel import actions, live, ways
+from monarch_nb.panel.live import Fate, pools_to_show
+from monarch_nb.panel.requests import Panel, Panels
 from monarch_nb.panel.shown.view import Before, Json, NodeAnswer, build_view, no_view
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.provision import Option, jobs
@@ -306,13 +304,13 @@ async def test_an_engine_that_takes_its_time_holds_no_view_of_nodes_up(
 
     monkeypatch.setattr(jobs, "trouble", lambda _: "")
     monkeypatch.setattr(jobs, "has_ended", has_ended)
-    monkeypatch.setattr(pools, "ANSWER_S", 0.0)
+    monkeypatch.setattr(live, "ENGINE_ANSWERS_S", 0.0)
     fate, view = Fate(), view_of_two(two_jobs, is_lost=True)
     for _ in range(2):
         await fate.note(view)
         assert view["reservations"]["id-dev"]["price_per_hour"] == 25.0, "it has not said otherwise"
     says.set()
-    monkeypatch.setattr(pools, "ANSWER_S", 60.0)
+    monkeypatch.setattr(live, "ENGINE_ANSWERS_S", 60.0)
     await fate.note(view)
     assert view["reservations"]["id-dev"]["price_per_hour"] == 12.5
     assert asked == ["12", "13"], "once"

@@ -16,10 +16,8 @@ from monarch_nb.errors import MeshNotFound, MonarchNbError, NodeUnreachable, Ran
 from monarch_nb.lines.logged import keys_of
 from monarch_nb.lines.templates import FoldBy
 from monarch_nb.panel.logs import log as log_module
-from monarch_nb.panel.logs import opened as opened_module
 from monarch_nb.panel.logs import reading
-from monarch_nb.panel.logs.log import Log, LogRequest
-from monarch_nb.panel.logs.opened import Logs
+from monarch_nb.panel.logs.log import Log, LogRequest, Logs
 
 
 class FakeLines:
@@ -450,7 +448,7 @@ async def test_a_log_that_can_not_be_opened_is_refused_and_not_kept() -> None:
 async def test_only_so_many_logs_are_open_and_those_that_nobody_reads_are_forgotten(
     limit: tuple[str, float], watched: bool, stay: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(opened_module, *limit)
+    monkeypatch.setattr(log_module, *limit)
     logs = Logs(lambda _: None, lambda: watched)
     ids = [(await kept(logs, FakeLines(TWO_RUNS)))["log"] for _ in range(3)]
     assert [logs.get(each) is not None for each in ids] == stay

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from monarch_nb.panel.logs.own_lines import REACH_LINES, own_lines, parse_places
-from monarch_nb.panel.logs.reading import Reader
+from monarch_nb.panel.logs.reading import REACH_LINES, Reader, own_lines, parse_places
 from unit.panel.logs.test_log import STEPS, FakeLines
 
 ROW = "step: 5  loss: 7.800–7.815  01:00:07"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from monarch_nb.client.pools.facts.held import current_owner
-from monarch_nb.panel.shown.actors import MAX_ACTORS, MAX_DOINGS
+from monarch_nb.client.pools.held import current_owner
+from monarch_nb.panel.shown.ranks import MAX_ACTORS, MAX_DOINGS
 from monarch_nb.panel.shown.view import Before, Json, NodeAnswer, build_view
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2

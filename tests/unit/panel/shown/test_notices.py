@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from monarch_nb.panel.shown.notices import notices
+from monarch_nb.panel.shown.changes import notices
 from monarch_nb.panel.shown.view import Json
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2

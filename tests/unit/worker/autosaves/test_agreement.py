@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 
 import pytest
 
 from monarch_nb.worker.autosaves.agreement import (
+    AHEAD_S,
     ANSWER_S,
+    BEYOND,
     HOLD_S,
     PAUSE_S,
     SAVE,
@@ -16,8 +19,8 @@ from monarch_nb.worker.autosaves.agreement import (
     Place,
     Request,
     Round,
+    Training,
     objection,
-    targets,
 )
 
 
@@ -47,30 +50,71 @@ class Store:
 
 
 Program = Sequence[str]
-"""What a main thread does: `begin`, `step` (which needs the step before of all that run), `alone` (which needs nobody),
-`end`. A call of an endpoint ends with `pause`, and the next one begins with `go on`. At a `stop` it does nothing more:
-it hangs, or has died."""
+"""What threads do that execute user code: `begin` a run or `call` an endpoint, `step` (which needs the step before of
+all that train), `alone` (which needs nobody), `end`. At a `stop` it does nothing more: it hangs, or has died."""
 
-TRAINS = ("begin", "step", "step", "end")
-CALLS = ("begin", "step", "pause", "go on", "step", "pause", "go on", "step", "pause")
+TRAINS = ("begin", "step", "step", "step", "end")
+CALLS = ("call", "step", "end") * 2
 
 
 class Rank:
     def __init__(self, store: Store, rank: int, size: int, program: Program, request: Request, run: int) -> None:
         self.program, self.position, self.run = program, 0, run
-        self.part = Part()
-        self.round = Round(store, request, rank, size, self.part, 0.0)
+        self.part = Part(nullcontext())
+        self.actor = Training(run, "actor")
+        self.executed: Training | None = None
+        self.holds = False
+        self.begin_round(store, rank, size, request)
+
+    def begin_round(self, store: Store, rank: int, size: int, request: Request) -> None:
+        self.round = Round(store, request, rank, size, self.part)
         self.round._life = str(rank)
-        self.verdict = ""
+        self.request, self.verdict = request, ""
         self.at: Place | None = None
 
     @property
     def done(self) -> bool:
         return self.position == len(self.program)
 
+    @property
+    def completed(self) -> int:
+        return self.program[: self.position].count("step")
+
     def state(self) -> tuple[object, ...]:
-        part = tuple(sorted((name, repr(value)) for name, value in vars(self.part).items()))
-        return self.position, self.verdict, self.at, self.round._phase, part
+        part, round_ = self.part, self.round
+        of_part = part.place, part.holding, part.arrived, part.leaves, part.is_idle, part._limit
+        return self.position, self.holds, self.verdict, self.at, round_._has_heard, round_._aims_in, *of_part
+
+    def go_on(self, others: Sequence[Rank]) -> None:
+        """Do what comes next, unless this rank is to hold before its next step."""
+        if self.done:
+            return
+        part, what = self.part, self.program[self.position]
+        self.holds = self.holds and part.must_hold()
+        part.holding = self.holds and what in ("step", "alone")
+        if part.holding:
+            return
+        match what:
+            case "begin" | "call":
+                training = self.actor if what == "call" else Training(self.run)
+                if not part.enter(training):
+                    return
+                self.executed = training
+            case "step" | "alone":
+                trains = [each for each in others if "step" in each.program and each.run == self.run]
+                if what == "step" and any(each.completed < self.completed for each in trains):
+                    return  # the collective of this step waits
+                assert self.executed is not None
+                part.step(self.executed, 2 * AHEAD_S * (self.executed.steps + 1))
+                if self.request.step == self.executed.steps:
+                    part.hold_here()
+            case "end":
+                assert self.executed is not None
+                part.exit(self.executed, 0.0)
+            case "stop":
+                return
+        self.position += 1
+        self.holds = part.must_hold()
 
 
 class World:
@@ -78,11 +122,9 @@ class World:
 
     def __init__(self, programs: Sequence[Program], request: Request | None = None, runs: Sequence[int] = ()) -> None:
         self.store = Store()
-        asked = request or Request("every 10 min")
-        ranks = range(len(programs))
-        self.ranks = [
-            Rank(self.store, rank, len(programs), programs[rank], asked, runs[rank] if runs else 7) for rank in ranks
-        ]
+        size, asked = len(programs), request or Request("every 10 min")
+        runs = runs or [7] * size
+        self.ranks = [Rank(self.store, rank, size, programs[rank], asked, runs[rank]) for rank in range(size)]
 
     def moves(self) -> list[tuple[str, int]]:
         return [(who, rank) for rank in range(len(self.ranks)) for who in ("main", "keeper")]
@@ -90,45 +132,14 @@ class World:
     def move(self, who: str, number: int, now_s: float = 0.0) -> None:
         rank = self.ranks[number]
         if who == "main":
-            self._main(rank)
+            rank.go_on(self.ranks)
         elif not rank.verdict:
             rank.verdict = rank.round.advance(now_s)
             if rank.verdict:
                 rank.at = rank.part.place
                 if rank.verdict == SAVE:
-                    assert rank.part.holding, "a rank saves while it goes on"
+                    assert rank.part.holding or rank.part.is_idle, "a rank saves while it goes on"
                 rank.part.settle()
-
-    def _main(self, rank: Rank) -> None:
-        part = rank.part
-        part.holding = part.must_hold()
-        if part.holding or rank.done:
-            return
-        match rank.program[rank.position]:
-            case "begin":
-                part.begin(rank.run)
-            case "step":
-                others = [each for each in self.ranks if "step" in each.program and each.run == rank.run]
-                if any(self._completed(each) < self._completed(rank) for each in others):
-                    return  # the collective of this step waits
-                part.step()
-            case "alone":
-                part.step()
-            case "end":
-                part.end()
-            case "pause":
-                part.end(pauses=True)
-            case "go on":
-                if not part.go_on(rank.run, self._completed(rank)):
-                    return
-            case "stop":
-                return
-        rank.position += 1
-        part.holding = part.must_hold()
-
-    @staticmethod
-    def _completed(rank: Rank) -> int:
-        return rank.program[: rank.position].count("step")
 
     def state(self) -> tuple[object, ...]:
         return tuple(sorted(self.store.values.items())), *(rank.state() for rank in self.ranks)
@@ -142,8 +153,8 @@ class World:
         assert len({rank.verdict for rank in self.ranks}) == 1
         if self.ranks[0].verdict == SAVE:
             places = [rank.at for rank in self.ranks if rank.at]
-            trains = {(place.run, place.steps) for place in places if place.pauses or not place.ended}
-            assert len({run for run, _ in trains}) == len(trains)
+            trains = {(place.training, place.steps) for place in places if not place.ended and place.steps}
+            assert len({training for training, _ in trains}) == len(trains)
 
 
 def everything(world: World) -> Iterator[World]:
@@ -169,35 +180,39 @@ def everything(world: World) -> Iterator[World]:
 
 
 @pytest.mark.parametrize(
-    ("programs", "may_save"),
+    ("programs", "verdicts"),
     [
-        ((TRAINS, TRAINS), True),
-        ((TRAINS, ()), True),  # the other executes nothing
-        (((), ()), True),
-        ((("begin", "alone", "end", "begin", "end"), ("begin", "alone", "end")), True),
-        ((("begin", "end"), TRAINS), True),  # a cell in which one rank makes no step
-        ((("begin", "alone", "end"), ("begin", "alone", "alone", "end")), True),  # may end with an objection
-        ((CALLS[:6], CALLS[:6]), True),
-        ((CALLS, ()), True),
+        ((TRAINS, TRAINS), {SAVE, BEYOND, "meanwhile"}),
+        ((TRAINS, ()), {SAVE, "meanwhile"}),  # the other executes nothing
+        (((), ()), {SAVE}),
+        ((("begin", "alone", "end", "begin", "end"), ("begin", "alone", "end")), {SAVE, BEYOND, "meanwhile"}),
+        ((("begin", "end"), TRAINS), {SAVE, BEYOND, "meanwhile"}),  # a cell in which one rank makes no step
+        ((("begin", "alone", "end"), ("begin", *["alone"] * 3, "end")), {SAVE, BEYOND, "meanwhile", "different"}),
+        ((CALLS, CALLS), {SAVE, BEYOND, "meanwhile", "actors compute"}),
+        ((CALLS, ()), {SAVE, "meanwhile", "actors compute"}),
     ],
 )
-def test_every_order_of_two_ranks_ends_with_one_verdict(programs: Sequence[Program], may_save: bool) -> None:
-    verdicts = set()
+def test_every_order_of_two_ranks_ends_with_one_verdict(programs: Sequence[Program], verdicts: set[str]) -> None:
+    found = set()
     for world in everything(World(programs)):
         world.check()
-        verdicts.add(world.ranks[0].verdict)
-    assert (SAVE in verdicts) == may_save
+        verdict = world.ranks[0].verdict
+        found |= {each for each in verdicts if each in verdict} or {verdict}
+    assert found == verdicts
 
 
-@pytest.mark.parametrize("program", [TRAINS, CALLS[:6]], ids=["a cell", "endpoints that make a step each"])
-def test_one_step_that_is_asked_for_is_saved_on_all(program: Program) -> None:
-    world = World((program, program), Request("every 2 steps", 7, 2))
-    for rank in (0, 1, 0, 1):
-        world.move("main", rank)
+@pytest.mark.parametrize(
+    ("program", "training"), [(TRAINS, "7"), (CALLS, "actor")], ids=["a cell", "endpoints that make a step each"]
+)
+def test_one_step_that_is_asked_for_is_saved_on_all(program: Program, training: str) -> None:
+    world = World((program, program), Request("every 2 steps", training, 2))
+    for rank in world.ranks:
+        while rank.completed < 1:
+            rank.go_on(world.ranks)
     for end in everything(world):
         end.check()
         assert end.ranks[0].verdict == SAVE
-        assert {(rank.at.run, rank.at.steps) for rank in end.ranks if rank.at} == {(7, 2)}
+        assert {(rank.at.training, rank.at.steps) for rank in end.ranks if rank.at} == {(training, 2)}
 
 
 def run(world: World, rounds: int, now_s: float = 0.0) -> None:
@@ -206,10 +221,47 @@ def run(world: World, rounds: int, now_s: float = 0.0) -> None:
             world.move(*move, now_s=now_s)
 
 
+def test_who_is_beyond_the_step_says_so_and_the_next_one_is_further_ahead() -> None:
+    trains = ("begin", *["alone"] * 20, "stop")
+    world = World((trains, trains))
+    slow, quick = world.ranks
+    for rank, steps in ((slow, 2), (quick, 5)):
+        for _ in range(1 + steps):
+            rank.go_on(world.ranks)
+    for times in (1, 2, 4):
+        again(world, Request("every 10 min", *slow.part.ahead(2 * times - 2, 0.0)))
+        for _ in range(3):
+            for number in (0, 1):
+                world.move("keeper", number)
+        beyond = f"rank 1 {BEYOND} {2 + times}" if times < 4 else ""
+        assert {rank.verdict for rank in world.ranks} == {beyond}
+    run(world, 10)
+    assert {(rank.verdict, rank.at.steps) for rank in world.ranks if rank.at} == {(SAVE, 6)}
+
+
+def test_how_far_ahead_a_step_is_announced_depends_on_how_long_one_takes() -> None:
+    part, training = Part(nullcontext()), Training(7)
+    assert part.ahead(1, 0.0) == ("", 0), "nothing trains"
+    part.enter(training)
+    assert part.ahead(1, 0.0) == ("7", 1), "nobody knows yet"
+    for number in range(1, 4):
+        part.step(training, number * AHEAD_S / 4)
+    assert part.ahead(1, 0.75 * AHEAD_S) == ("7", 3 + 5)
+    assert part.ahead(2, 0.75 * AHEAD_S) == ("7", 3 + 9)
+    part.step(training, 100 * AHEAD_S)
+    assert part.ahead(1, 110 * AHEAD_S) == ("7", 4 + 1), "there may be little time"
+    assert part.ahead(1, 199 * AHEAD_S) == ("7", 4 + 2), "it ends in less than a second"
+    part.step(training, 100.01 * AHEAD_S)
+    assert part.ahead(1, 110 * AHEAD_S) == ("7", 5 + 2), "the next one takes longer than the last one"
+    part.exit(training, 110 * AHEAD_S)
+    part.enter(Training(8))
+    assert part.ahead(1, 110 * AHEAD_S) == ("8", 1), "another training has other steps"
+
+
 def test_a_rank_that_does_not_come_is_named_and_the_others_go_on() -> None:
     world = World((TRAINS, ("begin", "stop"), TRAINS))
     for rank in (0, 2):
-        world.ranks[rank].program = ("begin", "alone", "alone", "end")
+        world.ranks[rank].program = ("begin", *["alone"] * 9, "end")
     for rank in range(3):
         world.move("main", rank)
     run(world, 10)
@@ -223,51 +275,68 @@ def again(world: World, request: Request) -> None:
     """The ranks' keepers carry another request."""
     world.store.values.clear()
     for number, rank in enumerate(world.ranks):
-        rank.verdict, rank.at = "", None
-        rank.round = Round(world.store, request, number, len(world.ranks), rank.part, 0.0)
-        rank.round._life = str(number)
+        rank.begin_round(world.store, number, len(world.ranks), request)
 
 
-@pytest.mark.parametrize("step", [0, 3])
-def test_nobody_waits_again_for_a_rank_that_was_left_out_until_it_steps(step: int) -> None:
+def test_nobody_waits_again_for_a_rank_that_was_left_out_until_it_steps() -> None:
     trains = ("begin", *["alone"] * 200, "stop")
-    world = World((trains, ("begin", "stop")), Request("every 2 steps", 7, 2) if step else None)
+    world = World((trains, ("begin", "stop")))
     for rank in (0, 1):
         world.move("main", rank)
     run(world, 10)
     run(world, 10, HOLD_S + 1)
     assert {rank.verdict for rank in world.ranks} == {f"rank 1 made no step for {HOLD_S:g} s"}
-    again(world, Request("every 3 steps", 7, step) if step else Request("every 10 min"))
+    again(world, Request("every 10 min"))
     world.move("keeper", 1)
     run(world, 3)
     assert {rank.verdict for rank in world.ranks} == {"rank 1 has made no step since the others waited for it"}
     again(world, Request("the end", is_last=True))
     run(world, 3)
     assert {rank.verdict for rank in world.ranks} == {""}, "the last time they wait"
-    again(world, Request("every 10 min"))
-    for rank in world.ranks:
-        rank.program = trains
-        rank.part.settle()
+    for each in world.ranks:
+        each.program = trains
+        each.part.settle()
     world.move("main", 1)
-    run(world, 100)
+    again(world, Request("every 10 min", "7", 100))
+    run(world, 110)
     assert {rank.verdict for rank in world.ranks} == {SAVE}
 
 
 def test_a_keeper_that_does_not_answer_is_named() -> None:
-    world = World((TRAINS, TRAINS, TRAINS))
+    world = World((TRAINS, (), ()))
     moves = [move for move in world.moves() if move != ("keeper", 1)]
-    for now_s in (0.0, 0.0, 0.0, ANSWER_S + 1, ANSWER_S + 1):
+    for now_s in (*[0.0] * 3, *[ANSWER_S + 1] * 2):
         for move in moves:
             world.move(*move, now_s=now_s)
     assert {world.ranks[rank].verdict for rank in (0, 2)} == {"rank 1 did not answer"}
 
 
-def test_a_rank_that_was_started_again_ends_the_request() -> None:
-    world = World((TRAINS, TRAINS))
-    world.move("keeper", 1)
-    world.ranks[1].round = Round(world.store, Request("x"), 1, 2, Part(), 0.0)
-    run(world, 3)
-    assert {rank.verdict for rank in world.ranks} == {"rank 1 was started again meanwhile"}
+def test_a_rank_that_was_started_again_ends_the_request_and_saves_nothing() -> None:
+    world = World(((), ()))
+    first, restarted = world.ranks
+    for is_late in (False, True):
+        again(world, Request("x"))
+        world.move("keeper", 1)
+        if is_late:
+            world.move("keeper", 0)
+        restarted.begin_round(world.store, 1, 2, restarted.request)
+        restarted.round._life = "another"
+        for number in (1, 0, 1):
+            world.move("keeper", number)
+        assert first.verdict == (SAVE if is_late else "rank 1 was started again meanwhile")
+        assert restarted.verdict == "rank 1 was started again meanwhile", "it has nothing of what was to be saved"
+
+
+def test_who_is_interrupted_says_so() -> None:
+    world = World((TRAINS, ("begin", "stop")), Request("x", "7", 1))
+    world.ranks[0].program = ("begin", "alone", "alone", "end")
+    run(world, 4)
+    assert world.ranks[0].part.holding
+    world.ranks[0].part.be_interrupted()
+    run(world, 2)
+    assert {rank.verdict for rank in world.ranks} == {"rank 0 was interrupted"}
+    world.ranks[0].part.be_interrupted()
+    assert not world.ranks[0].part.leaves, "it waits for nothing"
 
 
 def test_what_does_not_belong_together_is_said() -> None:
@@ -275,5 +344,5 @@ def test_what_does_not_belong_together_is_said() -> None:
     said = "ranks have made different numbers of steps: rank 1 ended after step 9, ranks 0,2 at step 10"
     assert objection(at) == said
     assert objection([Place(7, 9), Place(7, 10)]) == ""  # both have ended: they are saved as they are
-    going = [Place(7, 3, ended=False), Place(7, 4, ended=False), Place(8, 1, ended=False), Place(2, 9)]
-    assert targets(going) == {7: 5, 8: 2, 2: 10}
+    of_actors = [Place(7, 3, ended=False, actor="a"), Place(8, 3, ended=False, actor="a")]
+    assert objection([*of_actors, Place(8, 1, ended=False)]) == ""

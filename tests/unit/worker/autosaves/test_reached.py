@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from monarch_nb.worker.autosaves.reached import only_local, reached
+from monarch_nb.worker.autosaves.armed import only_local, reached
 
 
 class Trainer:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from monarch_nb.worker.autosaves.steps import StepCounter, Watch
+from monarch_nb.worker.steps import StepCounter, Watch
 
 
 def completed(calls: str) -> str:

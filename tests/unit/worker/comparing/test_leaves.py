@@ -14,8 +14,8 @@ import numpy
 import pytest
 import torch
 
-from monarch_nb.worker.comparing import answers, leaves
-from monarch_nb.worker.comparing.leaves import Leaves, whole_digest
+from monarch_nb.worker import comparing
+from monarch_nb.worker.comparing import Leaves, whole_digest
 
 Pair = namedtuple("Pair", "left right")
 
@@ -33,7 +33,7 @@ def named(value: Any) -> dict[str, str]:
 @pytest.fixture(autouse=True)
 def nothing_kept() -> Iterator[None]:
     yield
-    answers.end()
+    comparing.end()
 
 
 def test_containers_have_parts_at_any_depth() -> None:
@@ -59,7 +59,7 @@ def test_what_is_odd_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     one, other = "x" * 500 + "a", "x" * 500 + "b"
     assert named(one) != named(other), "the digest of what is cut off"
     assert len(named(one)[""]) < 250
-    monkeypatch.setattr(leaves, "MAX_LEAVES", 3)
+    monkeypatch.setattr(comparing, "MAX_LEAVES", 3)
     found = Leaves(list(range(10)))
     assert (len(found.all), found.left_out) == (3, 7)
 
@@ -101,39 +101,39 @@ def opened(answer: bytes) -> Any:
 
 
 def test_an_answer_is_read_in_pages(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(answers, "PAGE_CHARACTERS", 4)
-    answers.printed(b"abcd", 0)
-    answers.printed(b"", 1)
+    monkeypatch.setattr(comparing, "PAGE_CHARACTERS", 4)
+    comparing.printed(b"abcd", 0)
+    comparing.printed(b"", 1)
     assert capsys.readouterr().out == "<<more YWJj>>\n<<last ZA==>>\n"
 
 
 def test_surroundings_are_the_same_twice_unless_numbers_are_drawn() -> None:
-    for begin in (answers.begin_random_states, lambda: answers.begin_environment("salt")):
+    for begin in (comparing.begin_random_states, lambda: comparing.begin_environment("salt")):
         assert opened(begin()) == opened(begin())
-    before = opened(answers.begin_random_states())
+    before = opened(comparing.begin_random_states())
     torch.rand(1)
-    assert opened(answers.begin_random_states()) != before
+    assert opened(comparing.begin_random_states()) != before
 
 
 def test_secrets_are_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_API_KEY", "abc123")
     monkeypatch.setenv("RANK", "3")
-    answers.begin_environment("salt")
-    told = {leaf[0]: leaf[2] for leaf in opened(answers.leaves())}
+    comparing.begin_environment("salt")
+    told = {leaf[0]: leaf[2] for leaf in opened(comparing.leaves())}
     assert "abc123" not in str(told)
     assert told["variables.WANDB_API_KEY"].startswith("'(secret, ")
     assert "variables.RANK" not in told
-    answers.begin_environment("another")
-    again = {leaf[0]: leaf[2] for leaf in opened(answers.leaves())}
+    comparing.begin_environment("another")
+    again = {leaf[0]: leaf[2] for leaf in opened(comparing.leaves())}
     assert again["variables.WANDB_API_KEY"] != told["variables.WANDB_API_KEY"], "nobody can try secrets against it"
 
 
 def test_arrays_are_looked_at_as_tensors() -> None:
     array = numpy.arange(12, dtype=numpy.float32).reshape(3, 4).T
     array.setflags(write=False)
-    answers.begin({"a": array, "names": numpy.array(["x"])})
-    found = opened(answers.look_at(["a", "names"]))
+    comparing.begin({"a": array, "names": numpy.array(["x"])})
+    found = opened(comparing.look_at(["a", "names"]))
     assert list(found) == ["a"]
     assert found["a"][2] == [4, 3]
-    code, contents = opened(answers.elements([("a", 0)]))[0]
+    code, contents = opened(comparing.elements([("a", 0)]))[0]
     assert numpy.frombuffer(contents, code).tolist() == array.ravel().tolist()

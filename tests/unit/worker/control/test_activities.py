@@ -7,7 +7,7 @@ from types import FrameType
 
 import pytest
 
-from monarch_nb.worker.control.activities import Activities, Activity
+from monarch_nb.worker.control.interrupts import Activities, Activity
 from monarch_nb.worker.groups import breaking, c10d
 
 

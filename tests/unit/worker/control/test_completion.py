@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from monarch_nb.worker.control.completion import complete
-from monarch_nb.worker.runs.actors import LiveActors
+from monarch_nb.worker.runs.values import LiveActors
 from unit.worker.users import Trap
 
 NAMESPACE: dict[str, Any] = {

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from monarch_nb.ground import escapes
-from monarch_nb.worker.control.inspection import describe
+from monarch_nb.worker.control.completion import describe
 from monarch_nb.worker.user_code import UserCode
 from unit.worker.users import Trap, label
 

@@ -10,9 +10,8 @@ from types import FrameType
 
 import pytest
 
-from monarch_nb.worker.control import activities as activities_module
-from monarch_nb.worker.control.activities import Activities, Activity
-from monarch_nb.worker.control.interrupts import ActiveRun, Interrupter
+from monarch_nb.worker.control import interrupts as activities_module
+from monarch_nb.worker.control.interrupts import ActiveRun, Activities, Activity, Interrupter
 from monarch_nb.worker.user_code import UserCode
 
 

@@ -9,11 +9,9 @@ from typing import Any, cast
 
 import pytest
 
-from monarch_nb.worker.control import looks
-from monarch_nb.worker.control.looker import Looker, Seen
-from monarch_nb.worker.control.looks import Look, Share, Window, computes, kind_of
-from monarch_nb.worker.control.switching import switching_within
-from monarch_nb.worker.groups import collectives
+from monarch_nb.worker.control import sampler
+from monarch_nb.worker.control.sampler import Look, Looker, Seen, Share, Window, computes, kind_of, switching_within
+from monarch_nb.worker.groups import calls
 from monarch_nb.worker.user_code import PACKAGE
 
 SITE = "/env/lib/python3.11/site-packages"
@@ -23,7 +21,7 @@ THREADING = threading.__file__
 
 
 def test_docstring_examples() -> None:
-    assert doctest.testmod(looks).failed == 0
+    assert doctest.testmod(sampler).failed == 0
 
 
 @pytest.mark.parametrize(
@@ -124,7 +122,7 @@ def test_steps_of_another_run_do_not_count() -> None:
 def test_a_wait_for_work_is_a_collective_only_where_the_line_waits() -> None:
     class Work:
         def wait(self) -> str:
-            return collectives.glimpse(sys._getframe(1), lambda code, number: "work.wait()")
+            return calls.glimpse(sys._getframe(1), lambda code, number: "work.wait()")
 
         poll = wait
 

@@ -1,12 +1,14 @@
 """The rank's control thread, without a rank."""
 
 import socket
+import threading
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from monarch_nb.proto.worker_pb2 import ControlReply, ControlRequest, InterruptRun
+from monarch_nb.proto.worker_pb2 import ControlReply, ControlRequest, GetWhere, InterruptRun
 from monarch_nb.worker.control.thread import ControlThread
 
 
@@ -49,3 +51,27 @@ def test_what_ends_because_the_message_that_it_waits_for_is_withdrawn_was_interr
         reply = ControlReply()
         control._fill(reply, ControlRequest(interrupt=InterruptRun(run_id=run_id)))
         assert reply.ok == is_executed
+
+
+@pytest.mark.parametrize("busy", ["", "an actor", "a debugger", "a task", "a save", "a thread"])
+def test_what_may_call_collectives_besides_the_main_thread(busy: str, tmp_path: Path) -> None:
+    begun, ended = threading.Event(), threading.Event()
+    scope: dict[str, Any] = {}
+    file = "torch/distributed/checkpoint/x.py" if busy == "a thread" else "mine.py"
+    exec(compile("def save(begun, ended):\n    begun.set()\n    ended.wait()", str(tmp_path / file), "exec"), scope)
+    name = "monarch_nb-save" if busy == "a save" else "mine"
+    thread = threading.Thread(target=scope["save"], args=(begun, ended), name=name)
+    thread.start()
+    begun.wait()
+    with socket.socket() as listener:
+        control = made(
+            listener,
+            executions=[object()] if busy == "an actor" else [],
+            debugger=SimpleNamespace(stops=lambda: [object()] if busy == "a debugger" else []),
+            interrupter=SimpleNamespace(active=None, has_tasks=lambda: busy == "a task"),
+        )
+        reply = ControlReply()
+        control._fill(reply, ControlRequest(where=GetWhere()))
+    ended.set()
+    thread.join()
+    assert reply.where.busy_besides == bool(busy)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from monarch_nb.ground import flag
-from monarch_nb.worker.control import waits
+from monarch_nb.worker.control import executions
 from monarch_nb.worker.groups import breaking
 from monarch_nb.worker.shell import streams
 from unit.worker.users import run_cell
@@ -30,12 +30,12 @@ def test_where_an_exception_may_be_raised() -> None:
     users = run_cell("frame = sys._getframe()")["frame"]
     standard, library = frame_in(threading.__file__), frame_in("/env/site-packages/torch/nn.py")
     ours, streaming = frame_in(breaking.__file__), frame_in(streams.__file__)
-    assert waits.takes_interrupts([users])
-    assert waits.takes_interrupts([standard, library, users])
-    assert waits.takes_interrupts([streaming, users])
-    assert waits.takes_interrupts([users, ours, users])
-    assert not waits.takes_interrupts([standard, ours, users])
-    assert not waits.takes_interrupts([])
+    assert executions.takes_interrupts([users])
+    assert executions.takes_interrupts([standard, library, users])
+    assert executions.takes_interrupts([streaming, users])
+    assert executions.takes_interrupts([users, ours, users])
+    assert not executions.takes_interrupts([standard, ours, users])
+    assert not executions.takes_interrupts([])
 
 
 def test_our_own_waits_take_interrupts() -> None:
@@ -50,13 +50,13 @@ def test_our_own_waits_take_interrupts() -> None:
     thread.start()
     began.wait()
     while not any(frame.f_code is flag.Flag.wait.__code__ for frame in frames):
-        frames = list(waits.outwards(sys._current_frames()[thread.ident or 0]))
-    assert waits.takes_interrupts(frames)
+        frames = list(executions.outwards(sys._current_frames()[thread.ident or 0]))
+    assert executions.takes_interrupts(frames)
     waited.set()
     thread.join()
 
 
-class Wakes(waits.Waiter):
+class Wakes(executions.Waiter):
     """Raises once it is woken."""
 
     due = False

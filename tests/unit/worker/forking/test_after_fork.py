@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from monarch_nb.worker.forking import after_fork
+from monarch_nb.worker import become_rank
 
 
 @pytest.mark.parametrize(
@@ -20,4 +20,4 @@ from monarch_nb.worker.forking import after_fork
 )
 def test_device_name(visible: str | None, local_rank: str, device: str) -> None:
     environment = {"LOCAL_RANK": local_rank} | ({} if visible is None else {"CUDA_VISIBLE_DEVICES": visible})
-    assert after_fork.device_name(environment) == device
+    assert become_rank.device_name(environment) == device

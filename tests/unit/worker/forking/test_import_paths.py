@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from monarch_nb.worker.forking import import_paths
+from monarch_nb.worker import imports
 
 
 @pytest.fixture(autouse=True)
 def unlearned(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(import_paths, "_own", [])
+    monkeypatch.setattr(imports, "_own", [])
 
 
 @pytest.mark.parametrize("program", [None, "exit 1", "kill -9 $$", "exec sleep 1000"])
@@ -24,7 +24,7 @@ def test_an_interpreter_that_does_not_start_leaves_the_paths_of_the_template(
         python.write_text(f"#!/bin/sh\n{program}\n")
         python.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(python))
-    monkeypatch.setattr(import_paths, "_ASK_TIMEOUT_S", 0.5)
-    import_paths.learn()
+    monkeypatch.setattr(imports, "_ASK_TIMEOUT_S", 0.5)
+    imports.learn_paths()
     here = sys.path if sys.flags.safe_path else sys.path[1:]
-    assert import_paths.of_environment({}) == here
+    assert imports.paths_of({}) == here

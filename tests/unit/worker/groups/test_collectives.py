@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from monarch_nb.worker.groups import collectives
+from monarch_nb.worker.groups import calls
 
 TORCH = "/site-packages/torch"
 C10D = f"{TORCH}/distributed/distributed_c10d.py"
@@ -42,14 +42,14 @@ def test_the_collective_of_a_stack() -> None:
         ([("/home/me/train.py", "all_reduce")], None),
     ]
     for functions, name in stacks:
-        assert collectives._innermost(collectives._outwards(stack(*functions))) == name
+        assert calls._innermost(calls.outwards(stack(*functions))) == name
 
 
 def like_torchs(name: str, method: str) -> Any:
     """Return an instance of a class of torch's; its method says what is seen of its caller."""
     kind = type(name, (), {"__module__": "torch._C._distributed_c10d"})
     instance = kind()
-    setattr(instance, method, lambda *_: collectives.collective(sys._getframe(1)))
+    setattr(instance, method, lambda *_: calls.collective(sys._getframe(1)))
     return instance
 
 
@@ -83,23 +83,23 @@ def test_errors_of_groups_are_known() -> None:
     timed_out = RuntimeError("[/third_party/gloo/gloo/x.cc] Timed out waiting 1000ms for recv operation to complete")
     distributed = type("DistNetworkError", (RuntimeError,), {"__module__": "torch.distributed"})("Failed to recv")
     for error in (closed, timed_out, distributed):
-        assert collectives.is_group_error(error)
+        assert calls.is_group_error(error)
     for other in (RuntimeError("shape mismatch"), ValueError("NCCL"), KeyboardInterrupt()):
-        assert not collectives.is_group_error(other)
-    assert collectives.is_lost_connection(closed)
+        assert not calls.is_group_error(other)
+    assert calls.is_lost_connection(closed)
     refused = "[/third_party/gloo/gloo/transport/tcp/pair.cc:152] timed out connecting: SO_ERROR: Connection refused"
-    assert collectives.is_lost_connection(RuntimeError(f"Gloo connectFullMesh failed with {refused}"))
+    assert calls.is_lost_connection(RuntimeError(f"Gloo connectFullMesh failed with {refused}"))
     store = RuntimeError("The client socket has failed to connect to node7:29500 (errno: 111 - Connection refused).")
-    assert not collectives.is_lost_connection(store), "its address may be wrong"
-    assert not collectives.is_lost_connection(timed_out)
+    assert not calls.is_lost_connection(store), "its address may be wrong"
+    assert not calls.is_lost_connection(timed_out)
 
 
 def test_where_an_error_was_raised_also_while_another_was_handled() -> None:
     interrupt, error = KeyboardInterrupt(), raised_in(C10D, "barrier", RuntimeError("Connection reset by peer"))
     interrupt.__context__ = error
     error.__context__ = interrupt  # a circle
-    assert collectives.is_group_error(interrupt)
-    assert [collectives.collective_of(each) for each in (interrupt, error)] == ["barrier"] * 2
-    assert collectives.collective_of(RuntimeError("never raised")) is None
+    assert calls.is_group_error(interrupt)
+    assert [calls.collective_of(each) for each in (interrupt, error)] == ["barrier"] * 2
+    assert calls.collective_of(RuntimeError("never raised")) is None
     forward = raised_in(DDP, "forward", RuntimeError("x"))
-    assert [collectives.in_wrapped_model(each) for each in (error, forward)] == [False, True]
+    assert [calls.in_wrapped_model(each) for each in (error, forward)] == [False, True]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from monarch_nb.worker.groups import forming, sockets
+from monarch_nb.worker.groups import connections, forming
 
 
 @pytest.mark.parametrize(
@@ -19,7 +19,7 @@ from monarch_nb.worker.groups import forming, sockets
         (["/home/me/train.py"], False),
         (["/site-packages/torch/x.py", forming.__file__], False),
         ([forming.__file__], True),
-        ([contextlib.__file__, sockets.__file__, "/home/me/train.py"], True),
+        ([contextlib.__file__, connections.__file__, "/home/me/train.py"], True),
         ([threading.__file__, "/home/me/train.py", forming.__file__], False),
         ([f"{os.path.dirname(os.__file__)}/site-packages/numpy/x.py", forming.__file__], False),
         ([], False),

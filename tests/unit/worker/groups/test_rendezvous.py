@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from monarch_nb.worker.groups.c10d import Hush
-from monarch_nb.worker.groups.mesh_store import Address, MeshStore
 from monarch_nb.worker.groups.rendezvous import Rendezvous, agree
+from monarch_nb.worker.groups.store import Address, MeshStore
 
 WAIT_S = 10.0
 

@@ -15,7 +15,7 @@ from contextlib import closing, contextmanager
 
 import pytest
 
-from monarch_nb.worker.groups import sockets
+from monarch_nb.worker.groups import connections
 
 Pair = tuple[socket.socket, socket.socket, socket.socket]
 
@@ -37,7 +37,7 @@ def make_pair() -> Iterator[Pair]:
         yield listener, client, accepted
 
 
-def identify(connection: socket.socket) -> sockets.Connection:
+def identify(connection: socket.socket) -> connections.Connection:
     return connection.fileno(), os.fstat(connection.fileno()).st_ino
 
 
@@ -48,15 +48,15 @@ def test_a_loop_like_gloos_is_found(pair: Pair) -> None:
         for each in (listener, accepted):
             epoll.register(each, select.EPOLLIN)
         inode = os.fstat(listener.fileno()).st_ino
-        assert sockets.gloo_loops() == [sockets.GlooLoop(inode, listener.getsockname(), (identify(accepted),))]
+        assert connections.gloo_loops() == [connections.GlooLoop(inode, listener.getsockname(), (identify(accepted),))]
         os.set_inheritable(epoll.fileno(), False)
-        assert sockets.gloo_loops() == []
+        assert connections.gloo_loops() == []
 
 
 def test_an_asyncio_server_is_not_taken_for_gloo() -> None:
-    async def look() -> list[sockets.GlooLoop]:
+    async def look() -> list[connections.GlooLoop]:
         async with await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0):
-            return sockets.gloo_loops()
+            return connections.gloo_loops()
 
     assert asyncio.run(look()) == []
 
@@ -65,12 +65,12 @@ def test_connections_are_found_by_their_remote_address_and_only_they_are_shut_do
     listener, client, accepted = pair
     with make_pair() as (_, another, other), socket.socket(socket.AF_INET6) as mapped:
         mapped.connect((f"::ffff:{listener.getsockname()[0]}", listener.getsockname()[1]))
-        found = sockets.connections_to({listener.getsockname()})
+        found = connections.connections_to({listener.getsockname()})
         assert sorted(found) == sorted([identify(client), identify(mapped)])
-        sockets.shut_down(found)
+        connections.shut_down(found)
         assert accepted.recv(1) == b""
         descriptor, inode = identify(another)
-        sockets.shut_down([(descriptor, inode + 1), (10_000, 5), (0, os.fstat(0).st_ino)])  # other files by now
+        connections.shut_down([(descriptor, inode + 1), (10_000, 5), (0, os.fstat(0).st_ino)])  # other files by now
         another.sendall(b"x")
         assert other.recv(1) == b"x"
 
@@ -78,19 +78,19 @@ def test_connections_are_found_by_their_remote_address_and_only_they_are_shut_do
 def test_traffic_is_equal_when_nothing_moves(pair: Pair) -> None:
     _, client, accepted = pair
     both = [identify(client), identify(accepted)]
-    before = sockets.traffic(both)
-    assert before == sockets.traffic(both)
+    before = connections.traffic(both)
+    assert before == connections.traffic(both)
     client.sendall(b"abc")
-    during = sockets.traffic(both)
+    during = connections.traffic(both)
     accepted.recv(3)
-    after = sockets.traffic(both)
+    after = connections.traffic(both)
     assert [seen.queued_bytes for seen in (before, during, after)] == [0, 3, 0]
     assert before not in (during, after)
 
 
 def test_knocking_stands_in_for_every_peer() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        sockets.knock(sockets.GlooLoop(1, listener.getsockname(), ()), 3)
+        connections.knock(connections.GlooLoop(1, listener.getsockname(), ()), 3)
         said = []
         for _ in range(3):
             with listener.accept()[0] as connection:
@@ -100,9 +100,9 @@ def test_knocking_stands_in_for_every_peer() -> None:
 
 
 def test_addresses_are_resolved() -> None:
-    assert ("127.0.0.1", 80) in sockets.resolve("localhost", 80)
-    assert sockets.resolve("127.0.0.1", 5) == {("127.0.0.1", 5)}
-    assert sockets.resolve("no-such-host.invalid", 5) == set()
+    assert ("127.0.0.1", 80) in connections.resolve("localhost", 80)
+    assert connections.resolve("127.0.0.1", 5) == {("127.0.0.1", 5)}
+    assert connections.resolve("no-such-host.invalid", 5) == set()
 
 
 def test_a_thread_of_gloos_that_runs() -> None:
@@ -113,11 +113,11 @@ def test_a_thread_of_gloos_that_runs() -> None:
         while not stop.is_set():
             hashlib.pbkdf2_hmac("sha256", b"", b"", 20_000)  # without the interpreter's lock
 
-    assert not sockets.gloo_runs()
+    assert not connections.gloo_runs()
     thread = threading.Thread(target=spin)
     thread.start()
     try:
-        assert any(sockets.gloo_runs() for _ in range(10_000))
+        assert any(connections.gloo_runs() for _ in range(10_000))
     finally:
         stop.set()
         thread.join()

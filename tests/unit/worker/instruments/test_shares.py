@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from monarch_nb.worker.instruments.shares import Collected, Operator, Shares, without
+from monarch_nb.worker.instruments.traces import Collected, Operator, Shares, without
 
 
 def op(name: str, begin: float, duration: float, thread: int = 1, kind: str = "cpu_op", **args: Any) -> dict[str, Any]:

@@ -6,8 +6,8 @@ import doctest
 
 import pytest
 
-from monarch_nb.worker.instruments import stack_counts
-from monarch_nb.worker.instruments.stack_counts import MOST_DEPTH, Frame, StackCounts
+from monarch_nb.worker.instruments import python_profile
+from monarch_nb.worker.instruments.python_profile import MOST_DEPTH, Frame, StackCounts
 
 
 def frame(name: str) -> Frame:
@@ -15,7 +15,7 @@ def frame(name: str) -> Frame:
 
 
 def test_docstring_examples() -> None:
-    assert doctest.testmod(stack_counts).failed == 0
+    assert doctest.testmod(python_profile).failed == 0
 
 
 def test_too_deep_stacks_count_for_the_deepest_frame_that_is_kept() -> None:
@@ -26,7 +26,7 @@ def test_too_deep_stacks_count_for_the_deepest_frame_that_is_kept() -> None:
 
 
 def test_a_full_tree_loses_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stack_counts, "MOST_NODES", 3)
+    monkeypatch.setattr(python_profile, "MOST_NODES", 3)
     counts = StackCounts()
     for name in "abcdef":
         counts.add([frame("main"), frame(name)], 1.0)

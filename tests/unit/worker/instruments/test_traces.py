@@ -39,14 +39,10 @@ def file(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> io.
     return io.StringIO(f"{text}\n  ],\n{json.dumps(tail, indent=2)[1:]}")
 
 
-def written(
-    file: io.StringIO, rank: int, last_us: float | None = None
-) -> tuple[list[dict[str, Any]], traces.Written, Any]:
+def written(file: io.StringIO, rank: int) -> tuple[list[dict[str, Any]], traces.Written, Any]:
     lines: list[str] = []
     seen: list[dict[str, Any]] = []
-    told = traces.write_lines(
-        file, lines.append, rank=rank, name=f"rank {rank} (host2)", own_pid=555, last_us=last_us, see=seen.append
-    )
+    told = traces.write_lines(file, lines.append, rank=rank, name=f"rank {rank} (host2)", own_pid=555, see=seen.append)
     assert all(line.endswith("\n") and "\n" not in line[:-1] for line in lines)
     assert all(line.startswith('{"ts":') for line in lines if '"ts"' in line)
     return [json.loads(line) for line in lines], told, seen
@@ -54,7 +50,7 @@ def written(
 
 def test_all_events_are_read_in_pieces_of_any_size(file: io.StringIO) -> None:
     trace = traces.TraceFile(file)
-    assert [event for event, _ in trace.events()] == EVENTS
+    assert list(trace.events()) == EVENTS
     facts = {"schemaVersion": 1, "distributedInfo": {"rank": 3}, "traceName": "x", "baseTimeNanoseconds": 5_000}
     assert trace.facts == facts
 
@@ -67,17 +63,6 @@ def test_processes_and_flows_have_numbers_of_their_rank_and_only_used_ones_are_n
     assert names == {4000: "rank 3 (host2)", 4001: "rank 3 (host2) GPU 0"}
     assert [event["id"] for event in events if "id" in event] == [(3 << 32) + 42] * 2
     assert [event["args"]["name"] for event in events if event["name"] == "thread_name"] == ["thread 555 (python)"]
-
-
-def test_a_trace_that_is_too_long_is_cut_by_time(file: io.StringIO) -> None:
-    sizes = [len(json.dumps(event, indent=1)) for event in EVENTS if "ts" in event]
-    assert traces.last_begin(file, 10_000) is None
-    file.seek(0)
-    last_us = traces.last_begin(file, sum(sizes) - sizes[0] - sizes[3])  # the two that begin last
-    assert last_us == 11
-    file.seek(0)
-    events, _, _ = written(file, 0, last_us)
-    assert [event["ts"] for event in events if "ts" in event] == [10, 11]
 
 
 def test_steps_touch_and_do_not_overlap() -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from monarch_nb.errors import NotFinite
-from monarch_nb.worker.instruments.finite import not_finite
+from monarch_nb.worker.instruments.batches import not_finite
 from monarch_nb.worker.instruments.watch import Watch
 
 NAN, INF = math.nan, math.inf

@@ -12,8 +12,7 @@ import pytest
 from framing import receive_frame
 from monarch_nb.config import INLINE_VALUE_BYTES
 from monarch_nb.proto.mail_pb2 import Envelope
-from monarch_nb.worker.mail.blobs import MailBlobs
-from monarch_nb.worker.mail.post import Post
+from monarch_nb.worker.mail import MailBlobs, Post
 
 TIMEOUT_S = 20.0
 

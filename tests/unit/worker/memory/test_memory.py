@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from monarch_nb.worker.memory import answers, failures, gpus, held
-from monarch_nb.worker.memory.figures import GpuFigures, gpu_figures
-from monarch_nb.worker.memory.held import Held
+from monarch_nb.worker import memory
+from monarch_nb.worker.memory import GpuFigures, Held, gpu_figures
 
 MB = 1 << 20
 
@@ -20,7 +19,7 @@ MB = 1 << 20
 @pytest.fixture(autouse=True)
 def all_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tensors of other tests, which have no name here, push none out."""
-    monkeypatch.setattr(held, "MOST_TENSORS", 100_000)
+    monkeypatch.setattr(memory, "MOST_TENSORS", 100_000)
 
 
 def sizes(namespace: dict[str, Any]) -> dict[str, int]:
@@ -82,7 +81,7 @@ def test_a_tensor_that_has_no_name_is_found_unless_only_garbage_holds_it() -> No
     cycle: list[Any] = [torch.ones(3, 5, 7, 11)]
     cycle.append(cycle)
     del cycle
-    told = pickle.loads(zlib.decompress(answers.now({})))
+    told = pickle.loads(zlib.decompress(memory.now({})))
     assert not [facts for _, facts, *_ in told["held"][0] if "[3, 5, 7, 11]" in facts]
 
 
@@ -113,25 +112,25 @@ def test_what_frames_hold_is_noted_when_an_allocation_fails() -> None:
 
     with pytest.raises(RuntimeError, match="can't allocate memory") as caught:
         grow(torch.ones(100_000))
-    failures.note(caught.value, {"model": torch.zeros(50_000)}, "run", dict)
-    assert failures.take("another run") is None
-    failures.note(caught.value, {"model": torch.zeros(50_000)}, "run", dict)
-    noted = failures.take("run")
+    memory.note(caught.value, {"model": torch.zeros(50_000)}, "run")
+    assert memory.take("another run") is None
+    memory.note(caught.value, {"model": torch.zeros(50_000)}, "run")
+    noted = memory.take("run")
     assert noted is not None
     own = test_what_frames_hold_is_noted_when_an_allocation_fails.__qualname__
     names = {each[0]: each[2] for each in noted["held"][0]}
     assert names[f"{own}.<locals>.grow(): huge"] == 800_000
     assert names[f"{own}.<locals>.grow(): batch"] == 400_000
     assert names["model"] == 200_000
-    assert failures.take("run") is None
-    failures.note(ValueError("no"), {}, "run", dict)
-    assert failures.take("run") is None
-    assert failures.is_out_of_memory("OutOfMemoryError", "CUDA out of memory. Tried to allocate 20.00 GiB.")
+    assert memory.take("run") is None
+    memory.note(ValueError("no"), {}, "run")
+    assert memory.take("run") is None
+    assert memory.is_out_of_memory("OutOfMemoryError", "CUDA out of memory. Tried to allocate 20.00 GiB.")
 
 
 def test_memory_of_the_gpu_in_which_no_tensors_are_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "released" not in pickle.loads(zlib.decompress(answers.now({})))
-    assert pickle.loads(zlib.decompress(answers.now({}, release=True)))["released"] == 0
+    assert "released" not in pickle.loads(zlib.decompress(memory.now({})))
+    assert pickle.loads(zlib.decompress(memory.now({}, release=True)))["released"] == 0
     reserved = [7 * MB]
     cuda = SimpleNamespace(
         is_available=lambda: True,
@@ -142,11 +141,11 @@ def test_memory_of_the_gpu_in_which_no_tensors_are_is_given_back(monkeypatch: py
         memory_reserved=lambda: reserved[-1],
     )
     monkeypatch.setattr(torch, "cuda", cuda)
-    assert gpus.release() == 5 * MB
+    assert memory.give_back() == 5 * MB
 
 
 def test_at_a_breakpoint_a_variable_that_a_local_one_hides_has_a_name() -> None:
     names = {"w": torch.zeros(300), "v": torch.zeros(200)}
-    told = pickle.loads(zlib.decompress(answers.now(names, {"w": torch.zeros(100)})))
+    told = pickle.loads(zlib.decompress(memory.now(names, {"w": torch.zeros(100)})))
     named = {each[0]: each[2] for each in told["held"][0] if each[0]}
     assert named == {"w": 400, "global w": 1200, "v": 800}

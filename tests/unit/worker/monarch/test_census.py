@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from monarch_nb.worker.monarch import census, held
+from monarch_nb.worker.monarch import census, loop
 
 
 def instance(kind: str, name: str) -> Any:
@@ -84,33 +84,33 @@ def test_what_an_async_actor_awaits_is_told_with_its_line(handler: type[Handler]
 def test_the_rank_asks_processes_and_forgets_those_that_have_ended(
     handler: type[Handler], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(held, "_directories", [])
-    assert held.actors() == []
+    monkeypatch.setattr(loop, "_directories", [])
+    assert loop.actors() == []
     directory = tmp_path / ("long" * 30)
     directory.mkdir()
-    held.look_in(directory)
+    loop.look_in(directory)
     known, seen = census.Census(), []
     known.watch(handler)
     census.serve(known, directory)
-    handler().handle_sync(*messages(), lambda: seen.extend(held.actors()))
+    handler().handle_sync(*messages(), lambda: seen.extend(loop.actors()))
     [state] = seen
     assert (state.name, state.pid, state.running[0].endpoint) == ("trainers", os.getpid(), "step")
     assert state.memory_bytes > 0
-    assert state.line.startswith("held.py:")
+    assert state.line.startswith("loop.py:")
     ended = directory / "4194305"
     with census.short_name(directory) as short:
         listener = census.socket.socket(census.socket.AF_UNIX)
         listener.bind(f"{short}/{ended.name}")
         listener.close()
-    held.actors()
+    loop.actors()
     assert not ended.exists()
 
 
 def test_a_process_that_does_not_answer_hides_no_other(
     handler: type[Handler], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(held, "_directories", [tmp_path])
-    monkeypatch.setattr(held, "ANSWER_S", 0.25)
+    monkeypatch.setattr(loop, "_directories", [tmp_path])
+    monkeypatch.setattr(loop, "ANSWER_S", 0.25)
     known = census.Census()
     known.watch(handler)
     census.serve(known, tmp_path)
@@ -119,7 +119,7 @@ def test_a_process_that_does_not_answer_hides_no_other(
     with census.short_name(tmp_path) as short, census.socket.socket(census.socket.AF_UNIX) as silent:
         silent.bind(f"{short}/1")
         silent.listen()
-        assert [state.pid for state in held.actors()] == [os.getpid()]
+        assert [state.pid for state in loop.actors()] == [os.getpid()]
 
 
 def test_an_actor_that_has_failed_says_so_and_one_that_was_stopped_is_gone(handler: type[Handler]) -> None:

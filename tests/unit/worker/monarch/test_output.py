@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from monarch_nb.config import CALLER_FILE_BYTES, caller_file, run_file
-from monarch_nb.worker.monarch.output import MOST_HELD_CHARACTERS, Files, LabelledStream, OfMessage
+from monarch_nb.worker.monarch.process import MOST_HELD_CHARACTERS, Files, LabelledStream, OfMessage
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ def test_a_client_has_what_its_own_processes_print(runs: Path) -> None:
         note.write_bytes((11).to_bytes(CALLER_FILE_BYTES, "little"))
         print("in its message", file=out)
     assert text(runs, 10) == "in mine\nin its message\n"
-    note.write_bytes((12).to_bytes(CALLER_FILE_BYTES, "little"))  # its directory is in the archive by now
+    note.write_bytes((12).to_bytes(CALLER_FILE_BYTES, "little"))  # its directory has gone
     print("in the newest", file=out)
     assert text(runs, 11) == "in the newest\n"
 
@@ -95,6 +95,6 @@ def test_a_message_prints_to_the_run_that_was_the_newest_when_it_began(runs: Pat
     assert text(runs, 10) == "another\nof nobody\n"
     with OfMessage(files, [out]):
         (runs / "11").mkdir()
-        (runs / "10").rename(runs.parent / "10")  # into the archive
+        (runs / "10").rename(runs.parent / "10")
         print("in the newest", file=out)
     assert text(runs, 11) == "in the newest\n"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from monarch_nb.worker.runs.actors import LiveActors
+from monarch_nb.worker.runs.values import LiveActors
 
 
 def test_actors_by_name() -> None:

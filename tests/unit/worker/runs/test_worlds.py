@@ -9,7 +9,7 @@ import pytest
 
 from monarch_nb.ground.places import Place
 from monarch_nb.proto.run_pb2 import RunSpec
-from monarch_nb.worker.runs.worlds import Worlds
+from monarch_nb.worker.runs.cells import Worlds
 
 OWN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "PL_TRAINER_DEVICES")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from monarch_nb.client.saving.asking import became_of_load
-from monarch_nb.worker.saving.changing import NOT_KNOWN, UNCHANGED, Change
+from monarch_nb.worker.saving.asked import NOT_KNOWN, UNCHANGED, Change
 
 
 def test_each_name_is_said_to_be_half_loaded_loaded_or_as_before() -> None:

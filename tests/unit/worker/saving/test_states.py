@@ -184,7 +184,7 @@ def test_the_state_of_other_parameters_is_refused_where_there_is_one(tmp_path: P
     now["optimizer"].step()
     [error] = loaded(tmp_path, [now], "optimizer")
     assert isinstance(error, SaveError)
-    assert "optimizer.state.0.exp_avg has the shape (2, 2), and had (6, 4)" in str(error)
+    assert "optimizer.state.0.exp_avg has the shape (2, 2) here, and (6, 4) in the save" in str(error)
 
 
 SCHEDULERS: dict[str, Callable[[Any], Any]] = {

@@ -5,8 +5,8 @@ import linecache
 import pytest
 
 from monarch_nb.ground.code_names import code_label
-from monarch_nb.worker.shell import compiler as compiler_module
-from monarch_nb.worker.shell.compiler import BoundedCompiler
+from monarch_nb.worker.shell import shell as compiler_module
+from monarch_nb.worker.shell.shell import BoundedCompiler
 
 
 @pytest.fixture

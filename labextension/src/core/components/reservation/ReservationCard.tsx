@@ -439,13 +439,8 @@ function wordsOf(
       return { title, accept: 'Replace', keep: 'Wait' };
     }
     case 'resize': {
-      const wanted = Number(values?.nodes);
-      if (wanted === nodes) {
-        const title = `Start ${values?.mesh} anew on all ${count(nodes, 'node')}?`;
-        return { title, accept: 'Start anew', keep: 'Keep' };
-      }
-      const title = `Have ${name} on ${count(wanted, 'node')} instead of ${nodes}?`;
-      return { title, accept: wanted > nodes ? 'Grow' : 'Shrink', keep: 'Keep' };
+      const title = `Have ${name} on ${count(Number(values?.nodes), 'node')} instead of ${nodes}?`;
+      return { title, accept: 'Shrink', keep: 'Keep' };
     }
   }
 }

@@ -2,11 +2,11 @@ import { useMemo } from 'react';
 import { Form, Reservation, Values } from '../../types';
 import { FormView } from '../FormView';
 
-/** Asks how many nodes a reservation is to have and, of more, which mesh is to be over all of them. */
+/** Asks how many nodes a reservation is to have and, of more, what the mesh over all of them is called. */
 export function ResizeForm(props: {
   form: Form;
   reservation: Reservation;
-  /** Takes what was entered, and whether ranks that there are start anew, or end. */
+  /** Takes what was entered, and whether nodes are given back. */
   onEntered: (values: Values, isCostly: boolean) => void;
   onClose: () => void;
 }) {
@@ -20,36 +20,21 @@ export function ResizeForm(props: {
       start={{ nodes: reservation.nodes + 1 }}
       body={{ reservation: reservation.id }}
       premise={reservation.node_ids}
-      onSubmit={values => {
-        const isThere = reservation.meshes.some(each => each.name === values.mesh);
-        props.onEntered(values, isThere || Number(values.nodes) < reservation.nodes);
-      }}
+      onSubmit={values => props.onEntered(values, Number(values.nodes) < reservation.nodes)}
       onDone={onClose}
       onClose={onClose}
     />
   );
 }
 
-/** The form with the meshes that can be chosen: a new one, and those that there are. */
+/** The form with a name that no mesh has. */
 function withMeshes(form: Form, { meshes }: Reservation): Form {
+  const taken = meshes.map(each => each.name);
   return {
     ...form,
-    fields: form.fields.map(field => {
-      if (field.name !== 'mesh') {
-        return field;
-      }
-      const name = unused(
-        String(field.default),
-        meshes.map(each => each.name)
-      );
-      const others = meshes.map(each => ({ value: each.name, label: `${each.name} (starts anew)` }));
-      return {
-        ...field,
-        type: 'choice',
-        default: name,
-        choices: [{ value: name, label: `${name} (new)` }, ...others]
-      };
-    })
+    fields: form.fields.map(field =>
+      field.name === 'mesh' ? { ...field, default: unused(String(field.default), taken) } : field
+    )
   };
 }
 

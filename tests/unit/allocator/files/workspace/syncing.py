@@ -4,38 +4,34 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from monarch_nb.allocator.files.workspace.pending import Pending
 from monarch_nb.allocator.files.workspace.workspaces import Workspaces
 from monarch_nb.config import NodePaths
-from monarch_nb.files.chunks import cut, hash_of, pack
+from monarch_nb.files.content import PIECE_BYTES, Piece, new_hash, pack
 from monarch_nb.files.tree import difference
 from monarch_nb.proto.files_pb2 import MountStatus, TreeApplied, TreeChange, TreeEntry
-
-LIMIT_BYTES = 64 << 20
 
 
 @dataclass
 class Made:
-    """An entry without its path, and the chunks of its content."""
+    """An entry without its path, and its content."""
 
     entry: TreeEntry
-    chunks: list[tuple[bytes, memoryview]] = field(default_factory=list)
+    data: bytes = b""
 
 
 def file(data: bytes, mode: int = 0o644, modified_ns: int = 1_600_000_000_000_000_000) -> Made:
-    chunks = [(hash_of(piece), piece) for piece in cut(data)]
     entry = TreeEntry(
         kind=TreeEntry.KIND_FILE,
         mode=mode,
         size_bytes=len(data),
         modified_ns=modified_ns,
-        hashes=b"".join(name for name, _ in chunks),
-        sizes_bytes=[len(piece) for _, piece in chunks],
+        hash=new_hash(data).digest(),
     )
-    return Made(entry, chunks)
+    return Made(entry, data)
 
 
 def directory(mode: int = 0o755) -> Made:
@@ -50,18 +46,18 @@ def node_paths(home: Path) -> NodePaths:
     return NodePaths(home / "node0")
 
 
-def open_workspaces(home: Path, cache_limit_bytes: int = LIMIT_BYTES) -> Workspaces:
+def open_workspaces(home: Path) -> Workspaces:
     """Return the workspaces of a node below `home`, as an allocator that starts there would have them."""
     paths = node_paths(home)
     paths.directory.mkdir(exist_ok=True)
-    return Workspaces(paths, node=paths.directory.name, cache_limit_bytes=cache_limit_bytes)
+    return Workspaces(paths, node=paths.directory.name)
 
 
 class Client:
     """Sends trees to one mount.
 
     Attributes:
-        asked_for: for each sync: how many chunks the node lacked.
+        asked_for: for each sync: how many files the node lacked.
     """
 
     def __init__(
@@ -103,12 +99,13 @@ class Client:
         change = self.change({entry.path: entry for entry in changed}, removed, whole=whole)
         pending = self.workspaces.begin(self.reservation_id, change, overwrite)
         assert pending, "the node has another base"
-        missing = pending.prepare()
+        missing = pending.missing()
         self.asked_for.append(len(missing))
-        chunks = {name: piece for made in tree.values() for name, piece in made.chunks}
-        for name in missing:
-            pending.add(pack([(name, chunks[name])]))
-        assert pending.prepare() == []
+        for path in missing:
+            data = tree[path].data
+            for offset in range(0, len(data), PIECE_BYTES):
+                pending.add(pack([Piece(path, offset, data[offset : offset + PIECE_BYTES])]))
+        assert pending.missing() == []
         self.tree, self.version = entries, change.version
         return pending
 
@@ -116,13 +113,10 @@ class Client:
         """Make the mount hold `tree`."""
         before = self.tree, self.version
         try:
-            pending = self.prepare(tree, whole=whole, overwrite=overwrite)
-            applied = pending.commit()
+            return self.prepare(tree, whole=whole, overwrite=overwrite).commit()
         except BaseException:
             self.tree, self.version = before
             raise
-        pending.settle()
-        return applied
 
     def status(self, coming: Mapping[bytes, Made] | None = None) -> MountStatus:
         """Return what the node has, looking at its disk; `coming` would be sent."""

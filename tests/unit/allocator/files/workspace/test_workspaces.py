@@ -10,7 +10,7 @@ import pytest
 
 from monarch_nb.allocator.files.workspace.workspaces import Workspaces
 from monarch_nb.errors import MonarchNbError, UsageError
-from monarch_nb.files.chunks import hash_of, pack
+from monarch_nb.files.content import Piece, pack
 from monarch_nb.proto.files_pb2 import TreeChange, TreeEntry
 from unit.allocator.files.workspace.conftest import ID, listing
 from unit.allocator.files.workspace.syncing import Client, directory, file, link, open_workspaces
@@ -223,9 +223,7 @@ def test_another_notebooks_files_are_not_replaced_silently(workspaces: Workspace
     "entries",
     [
         {b"../x": file(b"1")},
-        {b"absent/x": file(b"1")},
-        {b"f": file(b"1"), b"f/x": file(b"2")},
-        {b"l": link(b"m"), b"l/x": file(b"2")},
+        {b"l": link(b"../m")},
     ],
     ids=lambda entries: repr(list(entries)),
 )
@@ -246,8 +244,7 @@ def entry(path: bytes, **fields: object) -> TreeEntry:
 HOSTILE = [
     *(TreeChange(changed=[entry(path)]) for path in (b"nul\0", b"x" * 300)),
     TreeChange(changed=[entry(b"of no kind", kind=77)]),
-    TreeChange(changed=[entry(b"without content", size_bytes=1 << 62)]),
-    TreeChange(changed=[entry(b"a huge chunk", size_bytes=1 << 31, hashes=bytes(32), sizes_bytes=[1 << 31])]),
+    TreeChange(changed=[entry(b"without a hash", size_bytes=1 << 62)]),
     *(TreeChange(removed=[path]) for path in (b"../model.py", b"/etc/hostname")),
     *(TreeChange(mount=mount, changed=[entry(b"x")]) for mount in ("..", "a/b", "/tmp")),
 ]
@@ -263,24 +260,35 @@ def test_a_hostile_change_is_refused(workspaces: Workspaces, client: Client, tre
     assert sorted(os.listdir(tree.parent.parent)) == [ID]
 
 
-def test_a_tree_can_not_lose_a_directory_and_keep_what_is_in_it(workspaces: Workspaces, client: Client) -> None:
-    client.sync({b"d": directory(), b"d/a": file(b"1")})
-    for change in (
-        TreeChange(removed=[b"d"]),
-        TreeChange(changed=[TreeEntry(path=b"d", kind=TreeEntry.KIND_FILE, mode=0o600)]),
-    ):
-        change.base, change.version, change.source = client.version, "x", client.source
-        with pytest.raises(UsageError, match="'d' ends"):
-            workspaces.begin(ID, change)
+def test_a_tree_that_contradicts_itself_harms_nothing(client: Client, tree: Path, tmp_path: Path) -> None:
+    (tmp_path / "safe").write_text("safe")
+    client.sync({b"l": link(b"m"), b"l/x": file(b"1"), b"f": file(b"2"), b"f/x": file(b"3"), b"absent/x": file(b"4")})
+    assert listing(tree) == ["absent", "absent/x", "f", "l"]
+    client.sync({b"absent": file(b"5")})
+    assert listing(tree) == ["absent"]
 
 
-def test_a_chunk_of_another_size_than_the_tree_says_is_refused(workspaces: Workspaces, client: Client) -> None:
-    entry = file(b"four").entry
-    entry.size_bytes, entry.sizes_bytes[0] = 3, 3
-    pending = workspaces.begin(ID, client.change({b"a": entry}, []))
+def test_content_that_is_not_what_its_tree_says_is_not_put_in_place(client: Client, workspaces: Workspaces) -> None:
+    for texts in ({0: b"FOUR"}, {0: b"fo", 3: b"r"}, {0: b"longer"}):
+        pending = workspaces.begin(ID, client.change({b"a": file(b"four").entry}, []))
+        assert pending
+        for offset, text in texts.items():
+            pending.add(pack([Piece(b"a", offset, text)]))
+        assert pending.missing() == [b"a"]
+    pending.add(pack([Piece(b"a", 0, b"fo"), Piece(b"a", 2, b"ur"), Piece(b"not asked for", 0, b"1")]))
+    assert pending.missing() == []
+
+
+def test_what_has_come_is_not_asked_for_again(client: Client, workspaces: Workspaces, tree: Path) -> None:
+    first, second = (file(name) for name in (b"first", b"second"))
+    pending = workspaces.begin(ID, client.change({b"a": first.entry, b"b": second.entry}, []))
     assert pending
-    with pytest.raises(UsageError, match="size"):
-        pending.add(pack([(hash_of(b"four"), b"four")]))
+    pending.add(pack([Piece(b"a", 0, b"first")]))
+    client.sync({b"a": first, b"b": second, b"c": file(b"third")})
+    assert client.asked_for == [2], "of the change that was given up it has one"
+    assert listing(tree) == ["a", "b", "c"]
+    with pytest.raises(MonarchNbError, match="another one took its place"):
+        pending.commit()
 
 
 @pytest.mark.parametrize("bad", ["", "..", "a/b", ".released", "x" * 200])

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from monarch_nb.errors import MonarchNbError
-from unit.allocator.files.workspace.syncing import Client, directory, file, link, open_workspaces
+from monarch_nb.errors import FilesError, MonarchNbError
+from unit.allocator.files.workspace.syncing import Client, Made, directory, file, link, open_workspaces
 
 ID = "reservation-1"
 CHANGING_CALLS = ("rename", "link", "rmdir", "mkdir", "unlink", "chmod", "utime")
@@ -46,6 +46,18 @@ AFTER = {
     b"new": directory(),
     b"new/est": directory(),
     b"new/est/y": file(b"y" * 100_000),
+}
+LATER = {
+    b"a.py": file(b"a = 1"),
+    b"gone": file(b"gone"),
+    b"mode": file(b"mode", mode=0o600, modified_ns=18),
+    b"link": link(b"d/c.py"),
+    b"file": file(b"a file again"),
+    b"d": directory(mode=0o700),
+    b"d/b.py": file(b"b = 333"),
+    b"d/ranks": file(b"3"),
+    b"new": directory(),
+    b"new/est": file(b"no directory"),
 }
 
 
@@ -83,14 +95,18 @@ def start(home: Path) -> tuple[Client, Path]:
     return client, tree
 
 
-def expected(home: Path) -> dict[str, Any]:
-    """Return what a rank sees after a change from BEFORE to AFTER that nothing disturbs."""
+def seen(tree: Path) -> dict[str, Any]:
+    """Return what a rank sees, but for the time of its own file, which is another one each time."""
+    found = without_compiled(tree)
+    return {**found, "d/ranks": found["d/ranks"][2]}
+
+
+def expected(home: Path, goal: dict[bytes, Made]) -> dict[str, Any]:
+    """Return what a rank sees after a change from BEFORE to `goal` that nothing disturbs."""
     home.mkdir()
     client, tree = start(home)
-    assert list(client.sync(AFTER).kept) == [b"d/ranks"]
-    seen = facts_of(tree)
-    seen["d/ranks"] = seen["d/ranks"][2]  # its time is another one each time
-    return seen
+    client.sync(goal)
+    return seen(tree)
 
 
 @contextmanager
@@ -134,77 +150,68 @@ def test_a_full_disk_leaves_the_old_tree(tmp_path: Path, monkeypatch: pytest.Mon
         with pytest.raises(MonarchNbError, match="node0: the disk is full"):
             client.prepare(AFTER)
     assert facts_of(tree) == before
-    assert os.listdir(tree.parent / "staging") == []
+    assert not list((tree.parent / "incoming").iterdir()), "that makes room"
+    client.workspaces.check_whole(ID)
     assert list(client.sync(AFTER).kept) == [b"d/ranks"]
 
 
-def test_a_burst_that_fails_anywhere_is_undone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    number, reached = 0, True
-    while reached:
+@pytest.mark.parametrize(
+    ("error", "goal"),
+    [(full, AFTER), (Killed, LATER), (Killed, BEFORE)],
+    ids=["a full disk", "killed, edited since", "killed, taken back"],
+)
+def test_the_next_sync_goes_on_wherever_one_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Callable[[], BaseException], goal: dict[bytes, Made]
+) -> None:
+    before, after, wanted = (expected(tmp_path / str(-at), tree) for at, tree in enumerate((BEFORE, AFTER, goal), 1))
+    number, failed = 0, True
+    while failed:
         number += 1
-        home = tmp_path / str(number)
-        home.mkdir()
-        client, tree = start(home)
-        before, known = without_compiled(tree), (client.tree, client.version)
-        pending = client.prepare(AFTER)
-        with failing(monkeypatch, number, full) as calls:
-            try:
-                pending.commit()
-            except MonarchNbError as error:
-                message = str(error)
-            else:
-                message = ""
-        reached = len(calls) >= number
-        if not message:  # past the end; the root was there already; or no link could be made: the file was renamed
-            assert not reached or number == 1 or calls[number - 1] == "link"
-            continue
-        assert message.startswith("node0: the disk is full")
-        assert without_compiled(tree) == before, (number, calls)
-        client.tree, client.version = known
-        again = Client(open_workspaces(home), ID, like=client)
-        assert list(again.sync(AFTER).kept) == [b"d/ranks"], "the allocator knows what there is, also after a restart"
-    assert number > 15
-
-
-def test_an_allocator_killed_anywhere_in_a_burst_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    goal = expected(tmp_path / "goal")
-    number, killed = 0, True
-    while killed:
-        number += 1
-        home = tmp_path / str(number)
-        home.mkdir()
+        (home := tmp_path / str(number)).mkdir()
         client, tree = start(home)
         pending = client.prepare(AFTER)
-        with failing(monkeypatch, number, Killed) as calls:
+        with failing(monkeypatch, number, error):
             try:
                 pending.commit()
-                pending.settle()
-                killed = False
-            except Killed:
+                failed = False
+            except (MonarchNbError, Killed):
                 pass
-        workspaces = open_workspaces(home)
-        seen = facts_of(tree)
-        seen["d/ranks"] = seen["d/ranks"][2]
-        assert seen == goal, (number, calls)
-        (mount,) = workspaces.status(ID, look=True).mounts
-        assert (mount.version, list(mount.changed)) == (client.version, [b"d/ranks"]), (number, calls)
-        assert not (tree.parent / "staging").exists()
-        again = Client(workspaces, ID, like=client)
-        assert list(again.sync(BEFORE).kept) == []
-        assert (tree / "directory/becomes").read_text() == "a file"
+        workspaces = open_workspaces(home) if error is Killed else client.workspaces
+        if seen(tree) not in (before, after):
+            with pytest.raises(FilesError, match="node0: some files are of the version before"):
+                workspaces.check_whole(ID)
+        again = Client(workspaces, ID)
+        again.sync(goal, whole=True)
+        assert seen(tree) == wanted, number
+        workspaces.check_whole(ID)
+        assert list(again.status().changed) == [b"d/ranks"]
+        assert not list((tree.parent / "incoming").glob("@*/*"))
+        assert list(again.sync({}).kept) == [b"d/ranks"]
     assert number > 15
 
 
-def test_a_damaged_journal_costs_no_files(tmp_path: Path) -> None:
+def test_two_that_ended_half_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the first has put there is known after the second, too."""
+    client, tree = start(tmp_path)
+    client.sync(BEFORE)
+    for text in (b"a = 22", b"a = 333"):
+        client = Client(open_workspaces(tmp_path), ID)
+        pending = client.prepare({**BEFORE, b"a.py": file(text), b"z": directory()}, whole=True)
+        with failing(monkeypatch, 2 if text == b"a = 22" else 1, Killed), pytest.raises(Killed):
+            pending.commit()
+    assert (tree / "a.py").read_bytes() == b"a = 22"
+    again = Client(open_workspaces(tmp_path), ID)
+    assert list(again.sync({**BEFORE, b"a.py": file(b"a = 4444")}, whole=True).kept) == []
+    assert (tree / "a.py").read_bytes() == b"a = 4444"
+
+
+def test_a_damaged_manifest_costs_no_files(tmp_path: Path) -> None:
     _, tree = start(tmp_path)
-    journal = tree.parent / "journal"
-    data = bytearray(journal.read_bytes())
-    data[60] ^= 0xFF
-    data[300:310] = b"\xff" * 10
-    journal.write_bytes(data)
+    for path in tree.parent.glob("manifest*"):
+        path.write_bytes(b"damaged" * 1000)
     before = without_compiled(tree)
     again = Client(open_workspaces(tmp_path), ID)
     assert without_compiled(tree) == before
     assert list(again.sync(BEFORE, whole=True).kept) == [b"d/ranks"]
-    assert list(again.sync(AFTER).kept) == []
+    assert list(again.sync(AFTER, overwrite=True).kept) == []
     assert (tree / "a.py").read_text() == "a = 2"

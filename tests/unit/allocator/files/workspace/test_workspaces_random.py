@@ -47,12 +47,12 @@ def disk(root: Path) -> dict[bytes, object]:
 
 
 def wanted(tree: dict[bytes, Made]) -> dict[bytes, object]:
-    contents = {file(data).entry.hashes: data for data in CONTENTS}
+    contents = {file(data).entry.hash: data for data in CONTENTS}
     found: dict[bytes, object] = {}
     for path, made in tree.items():
         entry = made.entry
         if entry.kind == entry.KIND_FILE:
-            found[path] = (contents[entry.hashes], entry.mode, entry.modified_ns)
+            found[path] = (contents[entry.hash], entry.mode, entry.modified_ns)
         else:
             found[path] = entry.target if entry.kind == entry.KIND_SYMLINK else entry.mode
     return found

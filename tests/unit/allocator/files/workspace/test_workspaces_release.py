@@ -13,7 +13,7 @@ from unit.allocator.files.workspace.syncing import Client, directory, file, node
 def test_nobody_waits_for_the_removal_of_what_is_as_it_was_synced(tmp_path: Path) -> None:
     paths, later = node_paths(tmp_path), list[Callable[[], object]]()
     paths.directory.mkdir()
-    workspaces = Workspaces(paths, node="node0", cache_limit_bytes=1 << 20, later=later.append)
+    workspaces = Workspaces(paths, node="node0", later=later.append)
     tree = workspaces.directory(ID)
     Client(workspaces, ID).sync({b"a.py": file(b"first"), b"d": directory(), b"d/b": file(b"second")})
     Client(workspaces, ID, mount="data", source="other").sync({b"c": file(b"third")})
@@ -23,9 +23,7 @@ def test_nobody_waits_for_the_removal_of_what_is_as_it_was_synced(tmp_path: Path
     assert [workspaces.release(name, "train") for name in (ID, "never-there")] == [None, None]
     assert workspaces.reservations() == []
     assert not tree.exists()
-    other = Client(workspaces, "reservation-2")
-    other.sync({b"x": file(b"first"), b"y": file(b"second"), b"z": file(b"third")})
-    assert other.asked_for == [0], "what a released reservation had is there all the time"
+    Client(workspaces, "reservation-2").sync({b"x": file(b"first")})
     (work,) = later
     work()
     assert [path.name for path in paths.workspaces.iterdir()] == ["reservation-2"]
