@@ -167,7 +167,7 @@ import torch, torch.distributed as dist
 dist.init_process_group("gloo")
 total = torch.ones(1) * dist.get_rank()
 dist.all_reduce(total)
-print("total", int(total), "of", dist.get_world_size(), "on", os.environ["POD_NAME"])
+sys.stdout.write(f"total {int(total)} of {dist.get_world_size()} on {os.environ['POD_NAME']}\\n")  # whole, unbuffered
 """
 
 
