@@ -94,7 +94,7 @@ class Program:
     def _run_main(self) -> None:
         code, main = self._load_module() if self._script.module else self._load_file()
         call(imports.customize, os.environ)
-        sys.modules["__main__"] = main
+        sys.modules["__main__"] = sys.modules["__mp_main__"] = main
         call(exec, code, main.__dict__)
 
     def _load_file(self) -> tuple[CodeType, ModuleType]:
