@@ -171,9 +171,7 @@ def customize(environment: Mapping[str, str]) -> None:
             spec.loader.exec_module(module)
         except Exception as error:  # noqa: BLE001 -- of the user's
             del sys.modules[name]
-            sys.stderr.write(
-                f"Error in {name}; set PYTHONVERBOSE for traceback:\n{type(error).__name__}: {error}\n"
-            )
+            sys.stderr.write(f"Error in {name}; set PYTHONVERBOSE for traceback:\n{type(error).__name__}: {error}\n")
 
 
 def is_safe(environment: Mapping[str, str]) -> bool:
