@@ -5,6 +5,7 @@ then.
 from __future__ import annotations
 
 import ast
+import os
 import re
 from pathlib import Path
 from types import ModuleType
@@ -58,6 +59,8 @@ def known_elsewhere(failed: RunFailed, shell: InteractiveShell, script: Path | N
     """
     for failure in failed.failures.values():
         lacks = _NO_MODULE.fullmatch(failure.message) if failure.name == ModuleNotFoundError.__name__ else None
+        if lacks and any(map(os.path.exists, (f"{lacks[1]}/__init__.py", f"{lacks[1]}.py"))):
+            return f"{lacks[1]} is in this directory, where a script below it does not look: %mesh run --env PYTHONPATH=."
         if lacks:
             return f"{lacks[1]} is not installed there: %mesh pip install {_PACKAGES.get(lacks[1], lacks[1])}"
         unknown = _UNKNOWN.match(failure.message) if failure.name == "NameError" else None

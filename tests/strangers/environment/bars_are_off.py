@@ -1,4 +1,4 @@
-# What progress bars read of the environment when they are imported (tqdm 614, pytorch 70529).
+# What progress bars read of the environment when they are imported (tqdm 612, 1526).
 # env: TQDM_DISABLE=1
 # ways: script live
 from tqdm import tqdm

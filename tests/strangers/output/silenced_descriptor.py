@@ -1,4 +1,4 @@
-# Standard output is turned off, or into a file, below Python, and back: for C code, and for Python (prophet 223, wurlitzer).
+# Output is turned off, or into a file, below Python, and back (prophet 223, llama-cpp-python 2181).
 # ways: script live cell
 import os
 import sys

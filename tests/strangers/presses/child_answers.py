@@ -1,4 +1,4 @@
-# A child that cleans up at Ctrl-C has its time (cpython 69421).
+# A child that cleans up at Ctrl-C has its time (diffusers 1722).
 # press: ready
 # ways: script live cell
 import subprocess

@@ -1,4 +1,4 @@
-# Ctrl-C is for the processes that a program has started, too: it waits for them at its end (pytorch's mnist_hogwild).
+# Ctrl-C is for the processes that a program has started, too: it waits for them at its end (pytorch 36136, 14394).
 # press: ready
 # ways: script live cell
 import multiprocessing as mp

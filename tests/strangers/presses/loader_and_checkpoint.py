@@ -1,4 +1,4 @@
-# Ctrl-C while workers load: the program saves and ends well (pytorch 22924, lightning 2461).
+# Ctrl-C while workers load: the program saves and ends well (pytorch 22924).
 # press: batch 1
 # ways: script live cell
 import time

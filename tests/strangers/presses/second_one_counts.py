@@ -1,4 +1,4 @@
-# The first Ctrl-C has the loop end after its step, the second one stops it.
+# The first Ctrl-C has the loop end after its step, the second one stops it (pytorch/rl 4381).
 # press: step 0
 # press: asked
 # ways: script live cell

@@ -1,4 +1,4 @@
-# Spawned processes answer with objects and errors of the program's own classes (cpython 120372, loky 236).
+# Spawned processes answer with objects and errors of the program's own classes (cpython 132898).
 # ways: script live
 import multiprocessing as mp
 from concurrent.futures import ProcessPoolExecutor
