@@ -99,7 +99,7 @@ def test_a_module_that_ranks_lack_can_be_installed(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "ours.py").touch()
-    of_ours = "ours is in this directory, where a script below it does not look: %mesh run --env PYTHONPATH=."
+    of_ours = "ours is in this directory, where a script below does not look: %mesh run --env PYTHONPATH=."
     for message, last in (
         ("No module named 'ours'", of_ours),
         ("No module named 'einops'", "einops is not installed there: %mesh pip install einops"),
