@@ -84,7 +84,8 @@ class Program:
                 status = _OUTPUT_LOST
         if status == 0:  # else what a traceback shows is kept, which Python deletes now as well
             error = None
-            sys.modules.pop("__main__", None)
+            for name in ("__main__", "__mp_main__"):
+                sys.modules.pop(name, None)
             call(gc.collect)  # calls destructors
         _write_open_files()
         if os.getpid() == self._pid:
