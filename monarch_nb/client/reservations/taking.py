@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from monarch_nb.client.connections.bridge import call, post
 from monarch_nb.client.files.project import find_root, read_settings
+from monarch_nb.client.meshes.core import MeshCore
 from monarch_nb.client.pools.answering import all_away
 from monarch_nb.client.pools.choosing import WAITING_HELPS, Shape
 from monarch_nb.client.pools.held import Asked, HeldReservation, check_same, not_whole
@@ -261,6 +262,8 @@ async def _reserve(
         released = await release(held.connections.values(), held.reservation_id, by=where_here())
         for leftover in released.leftovers:
             say(str(leftover))
+        for core in MeshCore.of_reservation(held.reservation_id):
+            core.close()  # whoever of this process still has it knows that it is over
     elif pool.silent and not replace:
         _check_not_lost(pool, name, held_here)
     return await pool.reserve(name, asked.shape, options, terms, say), True

@@ -206,7 +206,7 @@ class Subcommands:
             if directory := parsed.text("save"):
                 lines.append(str(reservation.mesh.autosave(directory, at_end=True)))
             if steps:  # it is a new one
-                lines += filter(None, [self._session.not_left])
+                lines += filter(None, [self._session.take_not_left()])
                 lines += last_save_line(reservation, parsed.text("save"))
             progress.done("\n".join(lines))
 
@@ -232,7 +232,7 @@ class Subcommands:
         said = same and (bool(runs) or self._session.reattached_in == self._shell.execution_count)
         if not said:  # `%load_ext` has said it, in a cell above or in this one
             line = attached_line(reservation)  # runs follow, each with a line of its own
-            show(calm_line("\n".join(filter(None, [line, self._session.not_left]))))
+            show(calm_line("\n".join(filter(None, [line, self._session.take_not_left()]))))
         if not runs and (last := self._session.last_cell(on)):
             if last.was_cancelled:
                 show(calm_line(f"{last} never ran: it was removed from the queue"))

@@ -89,9 +89,9 @@ def test_a_variable_of_the_users_is_never_replaced_by_what_is_held(notebook: Not
     told = "your variables dev, mesh stay as before: monarch_nb.attach('dev') is the reservation"
     assert told in shown.splitlines()
     assert (names["dev"], names["mesh"]) == (None, 7)
-    assert told not in notebook.ok("%mesh reserve dev --procs 2"), "said once"
-    assert told in notebook.ok("%mesh attach dev")
-    notebook.ok("del mesh\n%mesh reserve dev --procs 2")
+    for again in ("reserve dev --procs 2", "attach dev", "reserve dev --procs 4 --replace"):
+        assert "your variable" not in notebook.ok(f"%mesh {again}"), "said once"
+    notebook.ok("del mesh\n%mesh reserve dev --procs 2 --replace")
     shown = notebook.ok("mesh = 8\n%mesh reserve other --procs 2")
     assert "your variable mesh stays as before: monarch_nb.attach('other') is the reservation" in shown
     assert names["mesh"] == 8
@@ -123,6 +123,10 @@ def test_ones_own_handle_of_what_has_ended_is_replaced(notebook: Notebook, clien
         shown = notebook.ok("%mesh reserve dev --procs 4")
         assert ("your variables dev, mesh stay" not in shown) is is_over
         assert (names["dev"] is client.held["dev"], names["mesh"] is client.held["dev"].mesh) == (is_over, is_over)
+    names["mesh"] = client.held["dev"]
+    client.held["dev"].mesh.core.is_over = True
+    assert "your variable" not in notebook.ok("%mesh reserve other --procs 2"), "also where a reservation is a mesh's"
+    assert names["mesh"] is client.held["other"].mesh
 
 
 def test_a_name_that_is_none_of_pythons_or_is_a_builtin_is_not_left(notebook: Notebook) -> None:
