@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Collection
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,11 +10,14 @@ import pytest
 from monarch_nb.client.pools.infos import EndedReservation
 from monarch_nb.client.pools.leasing import KeptFiles, ReleasedLater
 from monarch_nb.client.presenting import served_notebook
+from monarch_nb.client.saving.saves import SaveInfo
 from monarch_nb.errors import NodeUnreachable, ReservationExpired, UsageError
 from monarch_nb.notebook import load_ipython_extension, unload_ipython_extension
+from monarch_nb.notebook.cells import resuming
 from monarch_nb.notebook.cells.following import RunInterrupted
 from monarch_nb.provision import jobs
 from monarch_nb.provision.known import too_much
+from monarch_nb.worker.saving.asked import Origin
 from unit.notebook.fakes import FakeClient, FakeMesh, FakeReservation, Notebook, hello
 
 
@@ -80,6 +84,20 @@ def test_what_is_held_has_names_in_the_kernel(notebook: Notebook, client: FakeCl
     assert not {"dev", "other", "mesh"} & names.keys()
     load_ipython_extension(notebook.shell)
     assert names["dev"] is client.held["dev"], "the next kernel has it, too"
+
+
+def test_without_a_name_a_second_one_of_the_same_shape_is_said(notebook: Notebook, client: FakeClient) -> None:
+    assert "beside" not in notebook.ok("%mesh reserve --procs 2\n%mesh release")
+    notebook.ok("%mesh reserve dev --procs 2\n%mesh detach")
+    said = "no name was given: this is main, beside dev of the same shape (%mesh attach dev uses that)"
+    assert said in notebook.ok("%mesh reserve --procs 2").splitlines()
+    assert "no name" not in notebook.ok("%mesh reserve --procs 2"), "it is held already"
+    for line in ("%mesh reserve --procs 4 --replace", "%mesh reserve named --procs 2"):
+        assert "no name" not in notebook.ok(line)
+    assert "no name" not in notebook.ok("%mesh release main\n%mesh reserve --procs 2"), "there are two such"
+    shown = notebook.ok("%mesh release main\n%mesh release named\n%mesh attach dev\n%mesh reserve --procs 2")
+    assert said.partition(" (")[0] in shown.splitlines()
+    assert "cells go to main now; dev stays held: %mesh attach dev goes back" in shown
 
 
 def test_a_variable_of_the_users_is_never_replaced_by_what_is_held(notebook: Notebook, client: FakeClient) -> None:
@@ -387,6 +405,22 @@ class TestTime:
         del client.held["dev"]
         assert held.ok("%mesh reserve other --procs 2").count(text) == 1
         assert text not in held.ok("%mesh list")
+
+    def test_every_command_then_names_the_last_save(
+        self, held: Notebook, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        def expire(*_: object, **__: object) -> Any:
+            raise ReservationExpired("dev was released at 16:08", "dev", "its time of 1 h was up")
+
+        info = SaveInfo(str(tmp_path / "0002"), 0.0, 4, 10, Origin("dev"), ())
+        monkeypatch.setattr(resuming, "last_save", lambda *_: info)
+        monkeypatch.setattr(FakeMesh, "status", expire)
+        monkeypatch.setattr(FakeReservation, "extend", expire)
+        monkeypatch.setattr(FakeMesh, "submit", expire)
+        for line in ("%mesh status", "%mesh extend 1h", "%%mesh\n1"):
+            said = str(held.error(line))
+            assert said.count("its last save is of ") == 1
+            assert said.endswith(f"%mesh load {tmp_path}/0002 loads that")
 
     def test_the_next_command_says_it_when_no_cell_can(self, held: Notebook, client: FakeClient) -> None:
         dev = client.held["dev"]
