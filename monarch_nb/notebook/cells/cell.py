@@ -102,7 +102,7 @@ class HowShown:
         )
 
 
-_NOT_RUN = {"interrupted": "interrupted", "cancelled": "never ran"}
+_STOPPED = {"interrupted": "interrupted", "cancelled": "never ran"}
 """What became of ranks that did not fail by themselves, by the kind of their failure."""
 
 
@@ -450,7 +450,7 @@ def _ended_line(info: RunInfo, failed: RunFailed) -> str:
     name = run_name(
         info.number, info.cell_number, info.title, os.path.basename(info.notebook), owner=info.owner, mesh=info.mesh
     )
-    ends = [f"{name_ranks(ranks)}: {_NOT_RUN.get(failure.kind, failure.line)}" for ranks, failure in failed.groups()]
+    ends = [f"{name_ranks(ranks)}: {_STOPPED.get(failure.kind, failure.line)}" for ranks, failure in failed.groups()]
     logs = f"%mesh logs{mesh_flag(info.mesh)} --run {info.number}"
     has_traceback = any(failure.kind == "error" for failure in failed.failures.values())
     return f"{name} ended: {'; '.join(ends)}{f'. {logs} shows the traceback' if has_traceback else ''}"
