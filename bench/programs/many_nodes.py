@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from monarch_nb.allocator import node as node_room
-from monarch_nb.allocator.logs.watch import DirectoryWatch
+from monarch_nb.allocator.api.access import Access
+from monarch_nb.allocator.api.guard import Guard
+from monarch_nb.allocator.api.service import AllocatorService
+from monarch_nb.allocator.logs.output import DirectoryWatch
 from monarch_nb.allocator.node import Node
-from monarch_nb.allocator.serving.access import Access
-from monarch_nb.allocator.serving.guard import Guard
-from monarch_nb.allocator.serving.service import AllocatorService
-from monarch_nb.allocator.supervision.processes import identify
-from monarch_nb.allocator.supervision.supervisor import RankProcess, Supervisor
+from monarch_nb.allocator.processes.processes import identify
+from monarch_nb.allocator.processes.supervisor import RankProcess, Supervisor
 from monarch_nb.config import FACTS_MIME, NodePaths, pool_directory, private_directory, run_file
 from monarch_nb.ground.frames import pack_pickle
 from monarch_nb.proto import run_pb2, state_pb2
@@ -116,6 +116,8 @@ class StandIns(Supervisor):
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self.templates: Any = self
+        self.ready, self.error = asyncio.Event(), ""
+        self.ready.set()
 
     async def needs_own(self, *_: object) -> Any:
         return [], {}, []
@@ -167,7 +169,6 @@ async def start(number: int, procs: int, facts: dict[str, object]) -> Any:
         address=paths.address,
         open_channel=open_channel,
     )
-    node.warming.ready.set()
     node.records.read()
     node.mail.start()
     server = make_server()

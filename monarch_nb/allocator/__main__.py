@@ -22,9 +22,9 @@ from typing import IO, TYPE_CHECKING, Any
 
 from monarch_nb import config
 from monarch_nb.allocator.logs.limit import default_limit_bytes
+from monarch_nb.allocator.processes import processes
+from monarch_nb.allocator.processes.templates import Templates
 from monarch_nb.allocator.readings.gpus import discover_gpus, visible
-from monarch_nb.allocator.supervision import processes
-from monarch_nb.allocator.supervision.warming import Warming
 from monarch_nb.config import cadence, patience
 from monarch_nb.errors import MonarchNbError, PoolError, UsageError
 from monarch_nb.ground.cpus import usable_cpus
@@ -37,8 +37,8 @@ from monarch_nb.trust.published import HEARTBEAT_S, Published, overwritten_by, p
 if TYPE_CHECKING:
     import grpc
 
+    from monarch_nb.allocator.api.network import Network
     from monarch_nb.allocator.node import Node
-    from monarch_nb.allocator.serving.network import Network
     from monarch_nb.proto import allocator_pb2 as pb
     from monarch_nb.trust.identity import Identity
 
@@ -108,12 +108,11 @@ async def serve(options: argparse.Namespace, paths: config.NodePaths, network: N
     # isort: split
     from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
+    from monarch_nb.allocator.api.access import Access, Revoked
+    from monarch_nb.allocator.api.guard import Guard
+    from monarch_nb.allocator.api.service import AllocatorService
     from monarch_nb.allocator.node import Node
-    from monarch_nb.allocator.serving.access import Access
-    from monarch_nb.allocator.serving.guard import Guard
-    from monarch_nb.allocator.serving.revoked import Revoked
-    from monarch_nb.allocator.serving.service import AllocatorService
-    from monarch_nb.allocator.supervision.process_watch import ProcessWatch
+    from monarch_nb.allocator.processes.processes import ProcessWatch
 
     preload = list(config.DEFAULT_PRELOAD) if options.preload is None else [m for m in options.preload if m]
 
@@ -187,7 +186,7 @@ async def serve(options: argparse.Namespace, paths: config.NodePaths, network: N
     loop.add_signal_handler(signal.SIGCHLD, processes.reap_orphans, ProcessWatch.watched)
     freshener = asyncio.create_task(keep_fresh(paths, node.gpu_locks.freshen))
     publisher = asyncio.create_task(_keep_published(node, network))
-    watcher = asyncio.create_task(_report_template(node.warming, options.ready_fd))
+    watcher = asyncio.create_task(_report_template(node.supervisor.templates, options.ready_fd))
     waits: list[asyncio.Task[object]]
     waits = [asyncio.create_task(event.wait()) for event in (stopped_by_signal, node.shutdown)]
     if options.temporary:
@@ -240,7 +239,7 @@ async def _left_alone(keeper_fd: int) -> None:
 
 def _network(options: argparse.Namespace) -> Network | None:
     if options.toward:
-        from monarch_nb.allocator.serving.network import address_toward
+        from monarch_nb.allocator.api.network import address_toward
 
         if options.listen:
             raise UsageError("say --listen or --toward, not both")
@@ -250,7 +249,7 @@ def _network(options: argparse.Namespace) -> Network | None:
             if getattr(options, flag) is not None:
                 raise UsageError(f"--{flag} is for nodes of a network: say where to listen, as in --listen host1:7878")
         return None
-    from monarch_nb.allocator.serving.network import check_free, network_of
+    from monarch_nb.allocator.api.network import check_free, network_of
 
     if options.pool is None and options.certificate is None:
         raise UsageError("whose node is this? --pool NAME, or --certificate node.pem (monarch-nb pool init NAME)")
@@ -282,9 +281,9 @@ def _on_signal(stopped: asyncio.Event, number: int) -> None:
     stopped.set()
 
 
-async def _report_template(warming: Warming, ready_fd: int | None) -> None:
-    await warming.ready.wait()
-    report(ready_fd, {"template_error": warming.error})
+async def _report_template(templates: Templates, ready_fd: int | None) -> None:
+    await templates.ready.wait()
+    report(ready_fd, {"template_error": templates.error})
     if ready_fd is not None:
         os.close(ready_fd)
 

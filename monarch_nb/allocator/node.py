@@ -9,37 +9,27 @@ from pathlib import Path
 
 from monarch_nb import config
 from monarch_nb.allocator.files.node_files import NodeFiles
-from monarch_nb.allocator.leases.autosaves import Autosaves
-from monarch_nb.allocator.leases.fairness import Fairness, LimitsFile
-from monarch_nb.allocator.leases.gpu_locks import GpuLocks
-from monarch_nb.allocator.leases.leases import Leases
-from monarch_nb.allocator.leases.members import Members
-from monarch_nb.allocator.leases.meshes import Meshes
-from monarch_nb.allocator.leases.others import Others
-from monarch_nb.allocator.leases.owed import Owed
-from monarch_nb.allocator.leases.undertakings import Undertakings
-from monarch_nb.allocator.logs.kept import KeptLogs
 from monarch_nb.allocator.logs.limit import LogLimit
-from monarch_nb.allocator.logs.watch import DirectoryWatch
+from monarch_nb.allocator.logs.output import DirectoryWatch
+from monarch_nb.allocator.logs.stored import KeptLogs
 from monarch_nb.allocator.mail.mail import Mail
-from monarch_nb.allocator.ranks.forking import Forking
-from monarch_nb.allocator.ranks.restarts import Restarts
-from monarch_nb.allocator.ranks.scripts import Scripts
-from monarch_nb.allocator.ranks.stores import Stores
-from monarch_nb.allocator.readings.actors import RankActors
+from monarch_nb.allocator.memory.records import Adoption, Records
+from monarch_nb.allocator.processes.forking import Forking, Restarts
+from monarch_nb.allocator.processes.grace import Autosaves
+from monarch_nb.allocator.processes.scripts import Scripts
+from monarch_nb.allocator.processes.stores import Stores
+from monarch_nb.allocator.processes.supervisor import RankProcess, Supervisor
 from monarch_nb.allocator.readings.load import Readings
+from monarch_nb.allocator.readings.ranks import RankActors, Whereabouts
 from monarch_nb.allocator.readings.reach import Reach
-from monarch_nb.allocator.readings.whereabouts import Whereabouts
-from monarch_nb.allocator.recovery.adoption import Adoption
-from monarch_nb.allocator.recovery.records import Records
-from monarch_nb.allocator.runs.runs import Runs
-from monarch_nb.allocator.runs.values import Values
-from monarch_nb.allocator.sessions.audience import Audience
-from monarch_nb.allocator.sessions.sessions import Session
-from monarch_nb.allocator.state.identity import Identity
-from monarch_nb.allocator.state.state import NodeState
-from monarch_nb.allocator.supervision.supervisor import RankProcess, Supervisor
-from monarch_nb.allocator.supervision.warming import Warming
+from monarch_nb.allocator.reservations.fairness import Fairness, LimitsFile, Others
+from monarch_nb.allocator.reservations.gpu_locks import GpuLocks
+from monarch_nb.allocator.reservations.leases import Leases, Meshes
+from monarch_nb.allocator.reservations.members import Members, Owed, Undertakings
+from monarch_nb.allocator.runs.audience import Audience
+from monarch_nb.allocator.runs.runs import Runs, Values
+from monarch_nb.allocator.runs.sessions import Session
+from monarch_nb.allocator.state.state import Identity, NodeState
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2
 from monarch_nb.proto import worker_pb2 as wire
@@ -66,7 +56,7 @@ class Node:
         log_limit_bytes: how much of what ranks print is kept; 0 for all.
         limits: the file of the limits of fairness; None: there is none.
         grace_s: how long ranks may take to save, and scripts to end, before everything ends.
-        trust, publish: say where other nodes are (monarch_nb.allocator.leases.others).
+        trust, publish: say where other nodes are (monarch_nb.allocator.reservations.fairness).
 
     Attributes:
         sessions: of its clients, as they come and go.
@@ -114,7 +104,7 @@ class Node:
             records.save_template,
         )
         self.mail = mail = Mail(paths, self.identity, state, open_channel, certificate)
-        self.warming = Warming(supervisor, python, preload)
+        self._python, self._preload = python, preload
         self.adoption = Adoption(state, records, supervisor)
         self.gpu_locks = gpu_locks = GpuLocks(paths.directory, gpus)
         self.readings = Readings(gpus, gpu_locks.held_by_others)
@@ -194,7 +184,7 @@ class Node:
         self.runs.resume()
         self.stores.resume()
         self.log_limit.start()
-        self.warming.start()
+        self.supervisor.templates.keep_warm(self._python, self._preload)
 
     def warn_ranks(self) -> None:
         """The engine says that the node will be taken away: ranks save where that is armed, and scripts hear of it."""
@@ -220,7 +210,6 @@ class Node:
 
     async def close(self, *, end_processes: bool) -> None:
         """Stop; with `end_processes` everything of the node ends and its files are removed."""
-        self.warming.close()
         self.adoption.close()
         self.leases.expiry.close()
         self.leases.close()

@@ -24,10 +24,10 @@ from cluster.ranks import Rank, ScriptedSupervisor
 from cluster.wire import UNHEARD_S, Channel, Server, Wire
 from monarch_nb import config
 from monarch_nb.allocator import node as node_module
+from monarch_nb.allocator.api.access import Access
+from monarch_nb.allocator.api.guard import Guard
+from monarch_nb.allocator.api.service import AllocatorService
 from monarch_nb.allocator.node import Node
-from monarch_nb.allocator.serving.access import Access
-from monarch_nb.allocator.serving.guard import Guard
-from monarch_nb.allocator.serving.service import AllocatorService
 from monarch_nb.client.connections import bridge
 from monarch_nb.client.connections.connection import Connection
 from monarch_nb.client.meshes.core import MeshCore

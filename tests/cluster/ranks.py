@@ -15,8 +15,8 @@ from typing import Any
 from cluster.clock import Life, running
 from monarch_nb import config
 from monarch_nb.allocator.logs.output import RankFiles
-from monarch_nb.allocator.supervision import processes
-from monarch_nb.allocator.supervision.supervisor import RankProcess
+from monarch_nb.allocator.processes import processes
+from monarch_nb.allocator.processes.supervisor import RankProcess
 from monarch_nb.errors import SpawnError
 from monarch_nb.proto import run_pb2, state_pb2
 from monarch_nb.proto import worker_pb2 as wire_pb
@@ -183,6 +183,11 @@ class ScriptedSupervisor:
     @property
     def templates(self) -> Any:
         return self
+
+    ready, error = asyncio.Event(), ""
+
+    def keep_warm(self, *_: object) -> None:
+        pass
 
     async def template(self, *_: object, **__: object) -> None:
         if self._machine.fails_to_spawn:

@@ -21,9 +21,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from monarch_nb import config
-from monarch_nb.allocator.logs.kept import KeptLogs
 from monarch_nb.allocator.logs.output import RankFiles
-from monarch_nb.allocator.logs.stored import Dropped, stored_outputs
+from monarch_nb.allocator.logs.stored import Dropped, KeptLogs, stored_outputs
 from monarch_nb.allocator.state.runs import Mesh
 from monarch_nb.config import NodePaths, cadence
 from monarch_nb.ground.room import lacks_room

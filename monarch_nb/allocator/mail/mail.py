@@ -1,28 +1,95 @@
-"""The mail of a node: from and to its ranks, its clients and other nodes."""
+"""The mail of a node: from and to its ranks, its clients and other nodes, and what delivers it to them."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
 
 from google.protobuf.message import DecodeError
 
-from monarch_nb.allocator.mail.blobs import Blobs
-from monarch_nb.allocator.mail.boxes import ClientBox, RankBox
-from monarch_nb.allocator.mail.door import Door
-from monarch_nb.allocator.mail.letters import Letter
+from monarch_nb.allocator.mail.letters import Blobs, Letter
 from monarch_nb.allocator.mail.peers import BROKEN, Peers
 from monarch_nb.allocator.mail.post_office import PostOffice
-from monarch_nb.allocator.state.identity import Identity
-from monarch_nb.allocator.state.state import NodeState
-from monarch_nb.allocator.supervision.supervisor import RankProcess
 from monarch_nb.config import NodePaths, gap
 from monarch_nb.deaths import describe_death
 from monarch_nb.errors import MonarchNbError
+from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto.mail_pb2 import Envelope, Undelivered
-from monarch_nb.proto.run_pb2 import Death
-from monarch_nb.rpc.channel import OpenChannel
+from monarch_nb.rpc.frame_connection import FrameConnection
+
+if TYPE_CHECKING:
+    from monarch_nb.allocator.processes.supervisor import RankProcess
+    from monarch_nb.allocator.runs.sessions import Session
+    from monarch_nb.allocator.state.state import Identity, NodeState
+    from monarch_nb.proto.run_pb2 import Death
+    from monarch_nb.rpc.channel import OpenChannel
+
+
+class RankBox:
+    """Delivers to a rank: small letters as the bytes that came, large ones with a link to their content.
+
+    Args:
+        mesh_id, rank: whose blobs they are.
+        send: takes frames.
+    """
+
+    def __init__(self, mesh_id: str, rank: int, send: Callable[[bytes], None], blobs: Blobs) -> None:
+        self._mesh_id, self._rank, self._send, self._blobs = mesh_id, rank, send, blobs
+
+    def put(self, letter: Letter) -> None:
+        """Send it."""
+        if letter.blob is None:
+            self._send(letter.encoded)
+        else:
+            name = self._blobs.give(letter.blob, self._mesh_id, self._rank)
+            self._send(letter.naming(name).SerializeToString())
+
+
+class ClientBox:
+    """Delivers to a client what comes in one turn of the loop at once.
+
+    Args:
+        line: what ends when the client does not read any more: its session, or its connection for mail.
+        send: takes letters.
+    """
+
+    def __init__(self, line: object, send: Callable[[Sequence[Letter]], object], blobs: Blobs) -> None:
+        self.line, self._send_letters, self._blobs = line, send, blobs
+        self._gathered: list[Letter] = []
+        self._lent: list[str] = []
+
+    def put(self, letter: Letter) -> None:
+        """Send it soon."""
+        if letter.blob is not None:
+            self._lent.append(self._blobs.lend(letter.blob))
+            letter = Letter(letter.naming(self._lent[-1]))
+        self._gathered.append(letter)
+        if len(self._gathered) == 1:
+            asyncio.get_running_loop().call_soon(self._send)
+
+    def _send(self) -> None:
+        gathered, self._gathered = self._gathered, []
+        self._send_letters(gathered)
+
+    def close(self) -> None:
+        """The line is cut: what the client has not read is not read any more."""
+        for name in self._lent:
+            with contextlib.suppress(FileNotFoundError):
+                self._blobs.path(name).unlink()
+
+
+def on_session(session: Session) -> Callable[[Sequence[Letter]], None]:
+    """Return what sends letters on a client's session."""
+
+    def send(letters: Sequence[Letter]) -> None:
+        session.send(mail=pb.Envelopes(envelopes=[letter.envelope for letter in letters]))
+
+    return send
+
 
 _log = logging.getLogger(__name__)
 
@@ -215,3 +282,60 @@ class Mail:
 def _title(process: str) -> str:
     """Return "rank 3"."""
     return f"rank {process.rpartition('/')[2]}"
+
+
+class Sorter(Protocol):
+    """What the door needs of the mail."""
+
+    def open_mailbox(self, mailbox: str, line: object, send: Callable[[Sequence[Letter]], object]) -> None: ...
+    def close_mailbox(self, line: object) -> None: ...
+    def accept_frame(self, frame: bytes) -> None: ...
+
+
+class Door:
+    """Listens.
+
+    Args:
+        path: of the socket.
+        mail: gets what is sent.
+    """
+
+    def __init__(self, path: Path, mail: Sorter) -> None:
+        self._path, self._mail = path, mail
+        self._server: asyncio.Server | None = None
+
+    async def open(self) -> None:
+        """Let clients in."""
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_unix_server(lambda: _Visit(self._mail).connection, str(self._path))
+
+    def close(self) -> None:
+        """Let nobody in any more."""
+        if self._server is not None:
+            self._server.close()
+
+
+class _Visit:
+    """A client's connection: its first frame says who it is."""
+
+    def __init__(self, mail: Sorter) -> None:
+        self._mail = mail
+        self._is_known = False
+        self.connection = FrameConnection(self._on_frame, self._on_lost)
+
+    def _on_frame(self, frame: bytes) -> None:
+        try:
+            if self._is_known:
+                self._mail.accept_frame(frame)
+            else:
+                self._is_known = True
+                self._mail.open_mailbox(pb.Open.FromString(frame).mailbox, self, self._send)
+        except DecodeError:
+            _log.warning("a client sent bytes that are no message")
+            self.connection.close()
+
+    def _send(self, letters: Sequence[Letter]) -> None:
+        self.connection.send(*(letter.encoded for letter in letters))
+
+    def _on_lost(self) -> None:
+        self._mail.close_mailbox(self)

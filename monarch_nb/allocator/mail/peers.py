@@ -16,8 +16,7 @@ from monarch_nb.rpc.channel import OpenChannel, is_local  # isort: skip  (sets g
 import grpc
 
 from monarch_nb import config
-from monarch_nb.allocator.mail.blobs import Blob
-from monarch_nb.allocator.mail.letters import Letter
+from monarch_nb.allocator.mail.letters import Blob, Letter
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto.mail_pb2 import Envelope
 from monarch_nb.rpc.callers import acting_for

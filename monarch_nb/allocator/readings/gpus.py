@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from monarch_nb.allocator.supervision import processes
+from monarch_nb.allocator.processes import processes
 from monarch_nb.config import cadence, patience
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import state_pb2

@@ -13,12 +13,23 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from monarch_nb.allocator.readings.facts import proportional_memory_bytes
 from monarch_nb.allocator.readings.gpus import GpuReader
 from monarch_nb.allocator.state.state import NodeState
 from monarch_nb.config import cadence
 from monarch_nb.errors import PoolError
 from monarch_nb.proto import allocator_pb2 as pb
+
+
+def proportional_memory_bytes(pid: int) -> int:
+    """Return the PSS of a process: its own memory and its share of what it shares; 0 when it is gone."""
+    try:
+        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+            if line.startswith("Pss:"):
+                return int(line.split()[1]) << 10
+    except OSError:
+        pass
+    return 0
+
 
 INTERVAL_S = cadence(0.9)
 """Younger readings are told again."""

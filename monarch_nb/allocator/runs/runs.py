@@ -7,22 +7,55 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from monarch_nb.allocator.leases.expiry import Expiry
 from monarch_nb.allocator.logs.output import RankFiles
 from monarch_nb.allocator.logs.stored import DROPPED_TOGETHER, drop_oldest, stored_outputs
-from monarch_nb.allocator.recovery.records import Records
-from monarch_nb.allocator.sessions.audience import Audience
-from monarch_nb.allocator.sessions.sessions import Session
-from monarch_nb.allocator.state.rights import Right
+from monarch_nb.allocator.memory.records import Records
+from monarch_nb.allocator.processes.supervisor import RankProcess, Supervisor
+from monarch_nb.allocator.reservations.expiry import Expiry
+from monarch_nb.allocator.runs.audience import Audience
+from monarch_nb.allocator.runs.sessions import Session
+from monarch_nb.allocator.state.lease import Right
 from monarch_nb.allocator.state.runs import Effect, Mesh, RankFinished, RunDropped, StartRun
 from monarch_nb.allocator.state.state import NodeState
-from monarch_nb.allocator.supervision.supervisor import RankProcess, Supervisor
 from monarch_nb.config import NodePaths, gap
-from monarch_nb.errors import AccessDenied, RunNotFound
+from monarch_nb.errors import AccessDenied, RunNotFound, UsageError
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2
 from monarch_nb.proto import worker_pb2 as wire
 from monarch_nb.rpc.status import error_to_json
+
+KEPT_BUNDLE_BYTES = 4_000
+"""A collected result that is no larger is still there to be shown once more."""
+
+
+class Values:
+    """The values of a node's runs."""
+
+    def __init__(self, paths: NodePaths, state: NodeState, records: Records) -> None:
+        self._paths, self._state, self._records = paths, state, records
+
+    def blob_path(self, mesh_id: str, blob: str) -> Path:
+        """Return a blob's path; its name must be one plain file name."""
+        self._state.mesh(mesh_id)
+        if not blob or blob != Path(blob).name or blob.startswith("."):
+            raise UsageError(f"bad blob name {blob!r}")
+        return self._paths.blobs(mesh_id) / blob
+
+    def collected(self, run_id: str) -> None:
+        """The client has the results of a run: its values need not be kept."""
+        if mesh_id := self._state.collected(run_id):
+            run = self._state.meshes[mesh_id].runs[run_id]
+            if run.finished and run.submit.run.HasField("push"):  # the ranks have mapped it
+                self.blob_path(mesh_id, run.submit.run.push.blob).unlink(missing_ok=True)
+            for result in run.results.values():
+                if result.HasField("value_blob"):
+                    self.blob_path(mesh_id, result.value_blob).unlink(missing_ok=True)
+                result.ClearField("value")
+                if len(result.bundle_json) > KEPT_BUNDLE_BYTES:
+                    result.ClearField("bundle_json")
+            self._records.run_changed(mesh_id, run_id)
+            self._records.flush_soon()
+
 
 CALLS_PATIENCE_S = gap(5.0)
 """A client that is gone may be coming back so long; then what it called is over."""

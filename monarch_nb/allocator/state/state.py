@@ -10,8 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from monarch_nb import config
-from monarch_nb.allocator.state.gpus import why_not_free
-from monarch_nb.allocator.state.limits import Limits, released
+from monarch_nb.allocator.state.lease import Limits, released, why_not_free
 from monarch_nb.allocator.state.runs import Effect, Mesh, RankSlot, Run, failure_of, name_of
 from monarch_nb.errors import (
     ATTACH_USES_IT,
@@ -24,6 +23,32 @@ from monarch_nb.errors import (
 from monarch_nb.ground.rank_sets import name_ranks
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import files_pb2, run_pb2
+
+
+@dataclass(frozen=True)
+class Identity:
+    """One node, as clients are told of it.
+
+    Attributes:
+        node_id: "node0"; unique in the pool.
+        address: where other nodes, and clients on other machines, reach it.
+        gpus: those that it offers.
+        python: the ranks', unless a mesh names another.
+        store_host: address of the interface on which stores and collectives listen.
+        interface: name of that interface.
+        isolated: it sees no files of clients, even when they are on this machine.
+        token: another one after every start.
+    """
+
+    node_id: str
+    address: str
+    gpus: list[pb.Gpu]
+    python: str
+    store_host: str
+    interface: str
+    isolated: bool
+    token: str
+
 
 MAX_ENDED = 50
 MAX_GIVEN_BACK = 1000

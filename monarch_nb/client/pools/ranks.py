@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 from weakref import WeakMethod, finalize
 
-from monarch_nb.allocator.state.limits import released
+from monarch_nb.allocator.state.lease import released
 from monarch_nb.branches.layout import nodes_of
 from monarch_nb.client.connections.asking import answers
 from monarch_nb.client.connections.bridge import post

@@ -10,8 +10,8 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
+from monarch_nb.allocator.api.service import AllocatorService
 from monarch_nb.allocator.files.node_files import NodeFiles
-from monarch_nb.allocator.serving.service import AllocatorService
 from monarch_nb.client.connections.connection import Connection
 from monarch_nb.client.files.transfer import Sender, Transfer
 from monarch_nb.config import NodePaths

@@ -318,6 +318,8 @@ class TestReload:
         for files in (True, project):
             assert reserve("dev", procs=1, files=files).id == dev.id
         for other in (False, tmp_path):
-            with pytest.raises(ReservationConflict, match=f"already held with the files of {project}: %mesh attach dev uses it"):
+            with pytest.raises(
+                ReservationConflict, match=f"already held with the files of {project}: %mesh attach dev uses it"
+            ):
                 reserve("dev", procs=1, files=other)
         dev.release()

@@ -11,8 +11,8 @@ import pytest
 
 from monarch_nb.allocator import node as node_module
 from monarch_nb.allocator.node import Node
-from monarch_nb.allocator.sessions.sessions import Session
-from monarch_nb.allocator.supervision.supervisor import RankProcess
+from monarch_nb.allocator.processes.supervisor import RankProcess
+from monarch_nb.allocator.runs.sessions import Session
 from monarch_nb.config import NodePaths
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2, state_pb2
@@ -53,6 +53,11 @@ class FakeSupervisor:
     @property
     def templates(self) -> FakeSupervisor:
         return self
+
+    ready, error = asyncio.Event(), ""
+
+    def keep_warm(self, *_: object) -> None:
+        pass
 
     async def template(self, *_: object) -> None:
         self.asked.set()
