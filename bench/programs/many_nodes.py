@@ -173,7 +173,7 @@ async def start(number: int, procs: int, facts: dict[str, object]) -> Any:
     node.mail.start()
     server = make_server()
     access = Access(node.identity.node_id, node.identity.address, node.state, node.records)
-    Guard(AllocatorService(node, access), access).serve_on(server)
+    Guard(AllocatorService(node, access), access, paths.directory).serve_on(server)
     server.add_insecure_port(paths.address)
     await server.start()
     paths.facts.write_text(json.dumps(facts))

@@ -148,7 +148,7 @@ async def serve(options: argparse.Namespace, paths: config.NodePaths, network: N
     past = node.kept_logs.owner_of
     access = Access(node.identity.node_id, node.identity.address, node.state, node.records, revoked, past)
     service = AllocatorService(node, access)
-    Guard(service, access).serve_on(server)
+    Guard(service, access, paths.directory).serve_on(server)
     health_service = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(health_service, server)
     paths.allocator_socket.unlink(missing_ok=True)

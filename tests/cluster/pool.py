@@ -100,7 +100,7 @@ class Machine:
         access = Access(self.name, self.address, node.state, node.records)
         server: Any = Server(self.life)
         self._service = AllocatorService(node, access)
-        Guard(self._service, access).serve_on(server)
+        Guard(self._service, access, self.paths.directory).serve_on(server)
         await node.start()
         self._cluster.wire.servers[self.address] = server
         self._cluster.wire.tell_changed()

@@ -12,7 +12,9 @@ import functools
 import logging
 import math
 import re
+import sqlite3
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -22,6 +24,7 @@ from google.protobuf.message_factory import GetMessageClass
 
 from monarch_nb.allocator.api.access import Access
 from monarch_nb.errors import MonarchNbError, UsageError
+from monarch_nb.ground.room import explained
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import allocator_pb2_grpc as grpc_stubs
 from monarch_nb.rpc.callers import Caller, caller_of
@@ -140,10 +143,11 @@ class Guard:
     Args:
         service: does what is let in.
         access: says what is.
+        directory: of the node; messages name it when its disk is full.
     """
 
-    def __init__(self, service: grpc_stubs.AllocatorServicer, access: Access) -> None:
-        self._service, self._access = service, access
+    def __init__(self, service: grpc_stubs.AllocatorServicer, access: Access, directory: Path) -> None:
+        self._service, self._access, self._directory = service, access, directory
 
     def serve_on(self, server: grpc.aio.Server) -> None:
         """Answer what a server is asked."""
@@ -188,12 +192,8 @@ class Guard:
 
     def _stream(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
         async def guarded(requests: Any, context: Any) -> Any:
-            async with self._refusing(name, context):
-                try:
-                    caller = self._admit(name, None, context)
-                except MonarchNbError:
-                    await hear_out(requests)
-                    raise
+            async with self._refusing(name, context, requests):
+                caller = self._admit(name, None, context)
                 with self._access.watched(name, caller, None):
                     return await method(self._checked(name, requests, context), context)
 
@@ -202,14 +202,10 @@ class Guard:
     async def _checked(self, name: str, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
         is_first = True
         async for request in requests:
-            try:
-                check(request)
-                if is_first:
-                    is_first = False
-                    self._admit(name, request, context)
-            except MonarchNbError:
-                await hear_out(requests)
-                raise
+            check(request)
+            if is_first:
+                is_first = False
+                self._admit(name, request, context)
             yield request
 
     def _admit(self, name: str, request: Any, context: Any) -> Caller:
@@ -220,17 +216,21 @@ class Guard:
         return caller
 
     @contextlib.asynccontextmanager
-    async def _refusing(self, name: str, context: Any) -> AsyncIterator[None]:
+    async def _refusing(self, name: str, context: Any, requests: Any = None) -> AsyncIterator[None]:
         """Answer what is raised."""
+        node = self._access.node_id
         try:
             yield
+            return
         except grpc.aio.AbortError:  # it was answered
             raise
         except MonarchNbError as error:
-            await refuse(context, error)
+            refusal = error
+        except (OSError, sqlite3.Error) as error:  # a full disk, no more processes, …
+            refusal = MonarchNbError(f"{node}: {explained(error, self._directory)}")
         except Exception as error:  # noqa: BLE001 - whatever it is, the client is told
             _log.exception("%s failed", name)
             what = f"{type(error).__name__}: {error}"
-            await refuse(
-                context, MonarchNbError(f"{self._access.node_id} failed to answer {name} ({what}); its log says more")
-            )
+            refusal = MonarchNbError(f"{node} failed to answer {name} ({what}); its log says more")
+        await hear_out(requests)
+        await refuse(context, refusal)

@@ -6,9 +6,8 @@ import asyncio
 import contextlib
 import functools
 import logging
-import sqlite3
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
@@ -37,7 +36,7 @@ from monarch_nb.proto import allocator_pb2_grpc as service
 from monarch_nb.proto import files_pb2
 from monarch_nb.proto.mail_pb2 import Envelope
 from monarch_nb.rpc.callers import Caller, caller_of
-from monarch_nb.rpc.status import error_to_json, hear_out, refuse
+from monarch_nb.rpc.status import error_to_json
 
 
 class Claims:
@@ -58,26 +57,6 @@ ABORT_S = patience(2.0)
 LAST_WRITE_S = patience(5.0)
 """How long a session's last message may take: gRPC never ends a call whose first message is cancelled half-way."""
 
-_Method = Callable[[Any, Any, Any], Awaitable[Any]]
-
-
-def translated(method: _Method) -> _Method:
-    """Let a method raise the errors of monarch_nb."""
-
-    @functools.wraps(method)
-    async def translated(self: Any, request: Any, context: Any) -> Any:
-        try:
-            return await method(self, request, context)
-        except MonarchNbError as error:
-            await hear_out(request)
-            await refuse(context, error)
-        except (OSError, sqlite3.Error) as error:  # a full disk, no more processes, …
-            await hear_out(request)
-            why = explained(error, self._node.paths.directory)
-            await refuse(context, MonarchNbError(f"{self._node.identity.node_id}: {why}"))
-
-    return translated
-
 
 class AllocatorService(service.AllocatorServicer):
     """One node's service. A call that a client abandons still runs to its end: half a spawn would leak ranks.
@@ -97,7 +76,6 @@ class AllocatorService(service.AllocatorServicer):
         """End what goes on."""
         await self._log_lines.close()
 
-    @translated
     async def Describe(self, request: pb.DescribeRequest, context: Any) -> pb.DescribeReply:
         check_protocol(request.protocol, request.client_version)
         await self._node.readings.look_at_gpus(self._node.state)
@@ -105,40 +83,31 @@ class AllocatorService(service.AllocatorServicer):
         reply.revocations = self._access.revocations
         return reply
 
-    @translated
     async def Revoke(self, request: pb.RevokeRequest, context: Any) -> pb.RevokeReply:
         before, number = self._access.revocations, self._access.revoke(request.revocations)
         if number != before:
             audit("certificates revoked", list=number, by=caller_of(context).name)
         return pb.RevokeReply(number=number)
 
-    @translated
     async def Probe(self, request: pb.ProbeRequest, context: Any) -> pb.ProbeReply:
         return pb.ProbeReply(peers=await self._node.reach.probe(request.peers, request.size_bytes))
 
-    @translated
     async def Listen(self, request: pb.ListenRequest, context: Any) -> pb.ListenReply:
         return await self._node.reach.listen()
 
-    @translated
     async def Reserve(self, request: pb.ReserveRequest, context: Any) -> pb.ReserveReply:
         await self._node.readings.look_at_gpus(self._node.state)
         return pb.ReserveReply(gpu_indices=await _whole(self._node.leases.take(request, context.peer())))
 
     async def Wait(self, request: pb.WaitRequest, context: Any) -> AsyncIterator[pb.WaitReply]:
-        try:
-            async with contextlib.aclosing(self._node.leases.line.wait(request)) as places:
-                async for place in places:
-                    yield place
-        except MonarchNbError as error:
-            await refuse(context, error)
+        async with contextlib.aclosing(self._node.leases.line.wait(request)) as places:
+            async for place in places:
+                yield place
 
-    @translated
     async def Confirm(self, request: pb.ConfirmRequest, context: Any) -> pb.ConfirmReply:
         self._node.leases.confirm(request)
         return pb.ConfirmReply()
 
-    @translated
     async def Release(self, request: pb.ReleaseRequest, context: Any) -> pb.ReleaseReply:
         by, asked_at = request.by, request.asked_at or time.time()
         owed = pb.UndertakeRequest(reservation_id=request.reservation_id, owner=request.owner, nodes=request.absent)
@@ -159,7 +128,6 @@ class AllocatorService(service.AllocatorServicer):
             return None
         return pb.KeptFiles(directory=str(kept.directory), files=kept.files, size_bytes=kept.size_bytes)
 
-    @translated
     async def ChangeMembers(self, request: pb.ChangeMembersRequest, context: Any) -> pb.ChangeMembersReply:
         if any(peer.address == self._node.identity.address for peer in request.nodes):
             await _whole(self._change_members(request))
@@ -183,7 +151,6 @@ class AllocatorService(service.AllocatorServicer):
             abort = pb.ControlRanksRequest(mesh_id=mesh_id, ranks=mesh.ranks, timeout_s=ABORT_S, abort_groups=reason)
             await control_ranks(self._node, abort)
 
-    @translated
     async def Undertake(self, request: pb.UndertakeRequest, context: Any) -> pb.UndertakeReply:
         request.owner = request.owner or self._node.state.owner_of(request.reservation_id)
         self._node.undertakings.take(request)
@@ -194,13 +161,11 @@ class AllocatorService(service.AllocatorServicer):
             yield pb.ClaimReply()
             await asyncio.Event().wait()  # until the caller ends the call, or is gone
 
-    @translated
     async def Extend(self, request: pb.ExtendRequest, context: Any) -> pb.ExtendReply:
         self._node.leases.extend(request.reservation_id, request.time_s)
         audit("extended", reservation=request.reservation_id, time_s=request.time_s)
         return pb.ExtendReply()
 
-    @translated
     async def Share(self, request: pb.ShareRequest, context: Any) -> pb.ShareReply:
         self._node.leases.share(request)
         right = self._node.state.leases[request.reservation_id].shares.get(request.to, Right.NONE)
@@ -215,11 +180,9 @@ class AllocatorService(service.AllocatorServicer):
         self._access.rights_changed()
         return pb.ShareReply()
 
-    @translated
     async def Idle(self, request: pb.IdleRequest, context: Any) -> pb.IdleReply:
         return pb.IdleReply(idle_for_s=self._node.leases.expiry.idle_for_s(request.reservation_id))
 
-    @translated
     async def HostStore(self, request: pb.HostStoreRequest, context: Any) -> pb.HostStoreReply:
         if request.only_port:
             host, port = self._node.stores.free_port(request)
@@ -227,17 +190,14 @@ class AllocatorService(service.AllocatorServicer):
             host, port = await _whole(self._node.stores.host(request))
         return pb.HostStoreReply(host=host, port=port)
 
-    @translated
     async def FindStore(self, request: pb.FindStoreRequest, context: Any) -> pb.StorePlace:
         place: pb.StorePlace = await _whole(self._node.stores.find(request))
         return place
 
-    @translated
     async def MoveStore(self, request: pb.StorePlace, context: Any) -> pb.MoveStoreReply:
         self._node.stores.moved(request)
         return pb.MoveStoreReply()
 
-    @translated
     async def Spawn(self, request: pb.SpawnRequest, context: Any) -> pb.SpawnReply:
         return pb.SpawnReply(ranks=await _whole(self._spawn(request)))
 
@@ -245,7 +205,6 @@ class AllocatorService(service.AllocatorServicer):
         mesh = await self._node.forking.spawn(request)
         return self._description.ranks(mesh, mesh.ranks)
 
-    @translated
     async def Restart(self, request: pb.RestartRequest, context: Any) -> pb.RestartReply:
         return pb.RestartReply(ranks=await _whole(self._restart(request)))
 
@@ -253,12 +212,10 @@ class AllocatorService(service.AllocatorServicer):
         mesh = await self._node.restarts.restart(request.mesh_id, request.ranks)
         return self._description.ranks(mesh, request.ranks)
 
-    @translated
     async def StopMesh(self, request: pb.StopMeshRequest, context: Any) -> pb.StopMeshReply:
         await _whole(self._node.leases.stop_mesh(request.mesh_id, caller_of(context).name))
         return pb.StopMeshReply()
 
-    @translated
     async def Status(self, request: pb.StatusRequest, context: Any) -> pb.StatusReply:
         status = await self._description.status(
             memory=request.memory, readings=request.readings, past_runs=request.past_runs
@@ -272,7 +229,6 @@ class AllocatorService(service.AllocatorServicer):
             status.past_logs.extend(self._node.kept_logs.of(request.past_logs))
         return self._access.shown(caller_of(context), status)
 
-    @translated
     async def Usage(self, request: pb.UsageRequest, context: Any) -> pb.UsageReply:
         caller, groups = caller_of(context), set[str]()
         if request.standings:
@@ -281,11 +237,9 @@ class AllocatorService(service.AllocatorServicer):
             reply = self._node.fairness.usage()
         return self._access.shown_usage(caller, reply, groups)
 
-    @translated
     async def Control(self, request: pb.ControlRanksRequest, context: Any) -> pb.ControlRanksReply:
         return pb.ControlRanksReply(replies=await control_ranks(self._node, request))
 
-    @translated
     async def Drop(self, request: pb.DropRequest, context: Any) -> pb.DropReply:
         return drop(self._node, request, caller_of(context).name)
 
@@ -468,34 +422,24 @@ class AllocatorService(service.AllocatorServicer):
         return pb.MailEnd()
 
     async def ReadLogs(self, request: pb.ReadLogsRequest, context: Any) -> AsyncIterator[pb.LogRecords]:
-        try:
-            async with contextlib.aclosing(self._log_reader.read(request)) as coming:
-                async for records in coming:
-                    yield records
-        except MonarchNbError as error:
-            await refuse(context, error)
+        async with contextlib.aclosing(self._log_reader.read(request)) as coming:
+            async for records in coming:
+                yield records
 
     async def WatchLog(self, request: pb.WatchLogRequest, context: Any) -> AsyncIterator[pb.LogChange]:
-        try:
-            async with contextlib.aclosing(self._log_lines.watch(request)) as changes:
-                async for change in changes:
-                    yield change
-        except MonarchNbError as error:
-            await refuse(context, error)
+        async with contextlib.aclosing(self._log_lines.watch(request)) as changes:
+            async for change in changes:
+                yield change
 
-    @translated
     async def ReadLines(self, request: pb.ReadLinesRequest, context: Any) -> pb.ReadLinesReply:
         return await self._log_lines.read(request)
 
-    @translated
     async def SearchLog(self, request: pb.SearchLogRequest, context: Any) -> pb.SearchLogReply:
         return await self._log_lines.search(request)
 
-    @translated
     async def ReadMetrics(self, request: pb.ReadMetricsRequest, context: Any) -> pb.ReadMetricsReply:
         return await self._log_lines.metrics(request)
 
-    @translated
     async def PutBlob(self, request_iterator: Any, context: Any) -> pb.PutBlobReply:
         size_bytes, file, path = 0, None, None
         try:
@@ -527,17 +471,14 @@ class AllocatorService(service.AllocatorServicer):
                     yield pb.BlobChunk(data=data)
             if not request.mesh_id:
                 path.unlink(missing_ok=True)
-        except FileNotFoundError:
-            await refuse(context, MonarchNbError("the node no longer keeps the value"))
-        except MonarchNbError as error:
-            await refuse(context, error)
+        except FileNotFoundError as error:
+            raise MonarchNbError("the node no longer keeps the value") from error
 
     def _blob_path(self, mesh_id: str, blob: str) -> Path:
         return self._node.values.blob_path(mesh_id, blob) if mesh_id else self._node.mail.blobs.path(blob)
 
     # ---- files ----
 
-    @translated
     async def SyncTree(self, request: files_pb2.SyncTreeRequest, context: Any) -> files_pb2.SyncTreeReply:
         self._node.state.lease(request.reservation_id)
         gone = asyncio.Event()
@@ -547,44 +488,34 @@ class AllocatorService(service.AllocatorServicer):
         finally:
             gone.set()
 
-    @translated
     async def PutFiles(self, request_iterator: Any, context: Any) -> files_pb2.PutFilesReply:
         return await self._node.files.put_files(request_iterator)
 
-    @translated
     async def ChangeFiles(self, request: files_pb2.ChangeFilesRequest, context: Any) -> files_pb2.ChangeFilesReply:
         return files_pb2.ChangeFilesReply(files=self._node.leases.change_files(request))
 
-    @translated
     async def Workspace(self, request: files_pb2.WorkspaceRequest, context: Any) -> files_pb2.WorkspaceReply:
         self._node.state.lease(request.reservation_id)
         status = self._node.files.workspaces.status
         return await asyncio.to_thread(status, request.reservation_id, look=request.look, coming=request.coming)
 
-    @translated
     async def ListFiles(self, request: files_pb2.ListFilesRequest, context: Any) -> files_pb2.ListFilesReply:
         directory = self._node.forking.rank_directory(request.reservation_id, request.rank)
         return await asyncio.to_thread(self._node.files.list, directory, request)
 
     async def ReadFile(self, request: files_pb2.ReadFileRequest, context: Any) -> AsyncIterator[files_pb2.FilePiece]:
-        try:
-            async for piece in self._node.files.read(request.path):
-                yield piece
-        except MonarchNbError as error:
-            await refuse(context, error)
+        async for piece in self._node.files.read(request.path):
+            yield piece
 
-    @translated
     async def SeeToken(self, request: files_pb2.SeeTokenRequest, context: Any) -> files_pb2.SeeTokenReply:
         why_not = await asyncio.to_thread(node_files.handle, request, shares_nothing=self._node.identity.isolated)
         return files_pb2.SeeTokenReply(seen=not why_not, why_not=why_not)
 
-    @translated
     async def DescribeEnvironment(
         self, request: files_pb2.DescribeEnvironmentRequest, context: Any
     ) -> files_pb2.DescribeEnvironmentReply:
         return await describe_environment(str(self._node.paths.directory), self._node.identity.python, request)
 
-    @translated
     async def Shutdown(self, request: pb.ShutdownRequest, context: Any) -> pb.ShutdownReply:
         if self._node.state.leases and not request.force:
             held = ", ".join(sorted(lease.request.name for lease in self._node.state.leases.values()))

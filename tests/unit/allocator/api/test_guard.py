@@ -63,7 +63,7 @@ async def connect(
 def _serve(node: NodeWithoutProcesses, identity: Identity) -> tuple[grpc.aio.Server, int]:
     access = Access("host1", "host1:7878", node.state, node.records)
     server = make_server()
-    Guard(AllocatorService(node, access), access).serve_on(server)
+    Guard(AllocatorService(node, access), access, node.paths.directory).serve_on(server)
     credentials = grpc.ssl_server_credentials(
         [(identity.key, identity.certificate)], identity.authority, require_client_auth=True
     )
