@@ -4,58 +4,33 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
-import logging
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
 
-import grpc
-
 from monarch_nb import config
 from monarch_nb.allocator.api.access import Access
-from monarch_nb.allocator.api.control import control_ranks, drop, interrupt, look
+from monarch_nb.allocator.api.control import control_ranks, drop
 from monarch_nb.allocator.api.describe import Description, describe_environment
 from monarch_nb.allocator.api.read_lines import LogLines
 from monarch_nb.allocator.api.read_logs import LogReader
+from monarch_nb.allocator.api.sessions import SessionCall, check_protocol
 from monarch_nb.allocator.files import node_files
-from monarch_nb.allocator.mail.mail import on_session
 from monarch_nb.allocator.node import Node
-from monarch_nb.allocator.processes import processes
 from monarch_nb.allocator.reservations.leases import audit
-from monarch_nb.allocator.runs.below import Below
-from monarch_nb.allocator.runs.sessions import Session as ClientSession
 from monarch_nb.allocator.state.lease import Right
 from monarch_nb.config import patience
-from monarch_nb.errors import MonarchNbError, ReservationNotFound, UsageError, VersionMismatch
+from monarch_nb.errors import MonarchNbError, ReservationNotFound, UsageError
 from monarch_nb.ground.room import explained
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import allocator_pb2_grpc as service
 from monarch_nb.proto import files_pb2
-from monarch_nb.proto.mail_pb2 import Envelope
-from monarch_nb.rpc.callers import Caller, caller_of
-from monarch_nb.rpc.status import error_to_json
-
-
-class Claims:
-    """Who has which name. A lock is there as long as somebody has it or waits for it."""
-
-    def __init__(self) -> None:
-        self._locks: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
-
-    def of(self, reservation_id: str, name: str) -> asyncio.Lock:
-        """Return the lock that whoever has this name of a reservation holds; who waits gets it in turn."""
-        return self._locks.setdefault((reservation_id, name), asyncio.Lock())
-
-
-_log = logging.getLogger(__name__)
+from monarch_nb.rpc.callers import caller_of
 
 ABORT_S = patience(2.0)
 """How long a rank may take to let its process groups go."""
-LAST_WRITE_S = patience(5.0)
-"""How long a session's last message may take: gRPC never ends a call whose first message is cancelled half-way."""
 
 
 class AllocatorService(service.AllocatorServicer):
@@ -69,8 +44,9 @@ class AllocatorService(service.AllocatorServicer):
         self._node, self._description, self._access = node, Description(node), access
         self._log_lines = LogLines(node.paths, node.state, node.watch)
         self._log_reader = LogReader(node.paths, node.state, node.watch, node.sessions, node.kept_logs)
-        self._looks: set[asyncio.Future[None]] = set()
-        self._claims, self._changes = Claims(), Claims()
+        # A lock is there as long as somebody has it or waits for it; who waits gets it in turn.
+        self._claims = WeakValueDictionary[tuple[str, str], asyncio.Lock]()
+        self._changes = WeakValueDictionary[str, asyncio.Lock]()
 
     async def close(self) -> None:
         """End what goes on."""
@@ -140,7 +116,8 @@ class AllocatorService(service.AllocatorServicer):
         is_news = await self._node.members.change(request)
         if request.makes:
             self._node.undertakings.mesh_is_whole(request.makes)
-        async with self._changes.of(request.reservation_id, ""):  # who brings no news waits for who did
+        turn = self._changes.setdefault(request.reservation_id, asyncio.Lock())
+        async with turn:  # who brings no news waits for who did
             if is_news and request.reason:
                 await self._abort_groups(request.reservation_id, request.reason)
 
@@ -157,7 +134,7 @@ class AllocatorService(service.AllocatorServicer):
         return pb.UndertakeReply()
 
     async def Claim(self, request: pb.ClaimRequest, context: Any) -> AsyncIterator[pb.ClaimReply]:
-        async with self._claims.of(request.reservation_id, request.name):
+        async with self._claims.setdefault((request.reservation_id, request.name), asyncio.Lock()):
             yield pb.ClaimReply()
             await asyncio.Event().wait()  # until the caller ends the call, or is gone
 
@@ -244,170 +221,7 @@ class AllocatorService(service.AllocatorServicer):
         return drop(self._node, request, caller_of(context).name)
 
     async def Session(self, request_iterator: Any, context: Any) -> None:  # type: ignore[override]
-        """Read requests and write batches of events until either side ends."""
-        caller = caller_of(context)
-        session = ClientSession(functools.partial(self._access.may_read, caller))
-        self._node.sessions.add(session)
-        writer = asyncio.create_task(self._write_events(session, context))
-        try:
-            async for request in request_iterator:
-                if request.HasField("branches") and self._is_early(request.branches):
-                    break  # whoever is above tries again
-                self._handle(session, caller, request)
-        finally:
-            self._node.records.flush()  # what only this client could have submitted again
-            self._node.sessions.discard(session)
-            self._node.mail.close_mailbox(session)
-            self._node.runs.session_left(session)
-            self._node.undertakings.session_left(session)
-            for reservation_id in list(session.attached):
-                self._node.leases.expiry.detach(session, reservation_id)
-            session.close()
-            task = asyncio.current_task()
-            if task is None or not task.cancelling():  # else nothing can be written any more
-                await asyncio.wait({writer}, timeout=LAST_WRITE_S)
-            writer.cancel()
-
-    def _is_early(self, branches: pb.Branches) -> bool:
-        """Whether this node has yet to learn of nodes of a mesh."""
-        mesh = self._node.state.meshes.get(branches.mesh_id)
-        lease = self._node.state.leases.get(mesh.spec.reservation_id) if mesh else None
-        known = {peer.address for peer in lease.nodes} if lease else set()
-        return lease is not None and any(node.peer.address not in known for node in branches.nodes)
-
-    async def _write_events(self, session: ClientSession, context: Any) -> None:
-        gone = (grpc.RpcError, grpc.aio.InternalError, asyncio.InvalidStateError)  # as gRPC says that nobody reads
-        with contextlib.suppress(asyncio.CancelledError, *gone):
-            while events := await session.batches():
-                await context.write(events)
-
-    def _handle(self, session: ClientSession, caller: Caller, request: pb.SessionRequest) -> None:
-        kind = request.WhichOneof("message")
-        message: Any = getattr(request, kind) if kind else None
-        if request.collected and session.below is not None:
-            submitted = (run_id for run_id in request.collected if self._access.is_submitter(caller, run_id))
-            self._node.collected(submitted)
-            session.below.collected(request.collected, at_once=kind is None)
-        run_id = message.run.run_id if kind == "submit" else getattr(message, "run_id", "")
-        try:
-            if kind:
-                self._access.admit_message(caller, kind, message)
-            match kind:
-                case "open":
-                    check_protocol(message.protocol, message.client_id)
-                    session.client_id = message.client_id
-                    if caller.local:
-                        session.process = processes.identify_in(message.pid_namespace, message.pid)
-                    token = self._node.identity.token
-                    opened = pb.Opened(protocol=config.PROTOCOL, version=config.VERSION, token=token)
-                    if caller.local and not self._node.identity.isolated:  # who comes there is not asked for rights
-                        opened.mail_directory = str(self._node.mail.blobs.directory)
-                        opened.mail_socket = str(self._node.paths.mail_socket)
-                    session.send(opened=opened)
-                    if message.mailbox:
-                        session.mailbox = message.mailbox
-                        self._node.mail.open_mailbox(message.mailbox, session, on_session(session))
-                case "branches":
-                    owner = self._node.state.check_nodes(message)
-                    name = owner if caller.local else caller.name
-                    world_size = self._node.state.mesh(message.mesh_id).spec.world_size
-                    opened_by = functools.partial(self._node.files.relay.open_session, name)
-                    session.stand_above(message, world_size, opened_by)
-                case "mail":
-                    self._accept_mail(session, caller, message.envelopes)
-                case "attach":
-                    session.notebook = message.notebook
-                    self._node.leases.attach(session, message.reservation_id)
-                case "detach":
-                    self._node.leases.expiry.detach(session, message.reservation_id)
-                case str():
-                    self._handle_run(session, caller, kind, message, run_id)
-        except MonarchNbError as error:
-            session.send(refused=pb.Refused(run_id=run_id, error_json=error_to_json(error)))
-
-    def _handle_run(self, session: ClientSession, caller: Caller, kind: str, message: Any, run_id: str) -> None:
-        below = session.below
-        if below is None:
-            if kind in ("submit", "follow"):
-                self._node.state.mesh(message.mesh_id)  # it is not here any more, perhaps, and so was refused
-                raise UsageError("a session has no runs before it says of which mesh, with Branches")
-            return
-        match kind:
-            case "submit":
-                self._submit(session, below, caller, message)
-            case "follow":
-                if below.follow(message):
-                    session.run_ids.add(run_id)
-                    self._node.runs.follow(session, message)
-            case "cancel":
-                if below.cancel(message):
-                    interrupt(self._node, run_id, caller.name, message.whence)
-            case "end_calls":
-                self._node.runs.end_calls(run_id)
-                below.end_calls(run_id)
-            case "look":
-                if here := below.look(message):
-                    self._tell_where(session, message, here)
-            case "shown":
-                own = below.shown(message)
-                if self._access.is_submitter(caller, run_id):
-                    for _, run in self._access.runs(run_id):  # none: it was forgotten while this was under way
-                        run.shown |= dict(own.cursors)
-            case "unfollow":
-                session.unfollow(run_id)
-                below.unfollow(run_id)
-
-    def _tell_where(self, session: ClientSession, request: pb.Look, ranks: list[int]) -> None:
-        async def tell() -> None:
-            with contextlib.suppress(MonarchNbError):  # it is not here any more: nobody waits long for the answer
-                session.send(urgent=False, seen=await look(self._node, request, ranks))
-
-        task = asyncio.ensure_future(tell())
-        self._looks.add(task)
-        task.add_done_callback(self._looks.discard)
-
-    def _submit(self, session: ClientSession, below: Below, caller: Caller, submit: pb.Submit) -> None:
-        run_id = submit.run.run_id
-        mesh = self._node.state.mesh(submit.mesh_id)
-        if run_id not in mesh.runs:
-            self._node.files.workspaces.check_whole(mesh.spec.reservation_id)
-        if submit.whole:
-            session.whole.add(run_id)
-        own = below.submit(submit)
-        if (own.ranks or own.give_number) and run_id not in session.run_ids:
-            session.run_ids.add(run_id)
-            is_new = run_id not in mesh.runs
-            queued = self._node.runs.submit(session, own)
-            if is_new and not caller.local:  # who comes on the Unix socket is the allocator's own user
-                self._note_run(caller, own)
-            if not submit.run.number:
-                below.numbered(submit, queued)
-
-    def _note_run(self, caller: Caller, submit: pb.Submit) -> None:
-        """Write down who has a run, and not what it does."""
-        run = self._node.state.mesh(submit.mesh_id).runs[submit.run.run_id]
-        audit(
-            "run",
-            reservation=self._access.reservation_of(submit.mesh_id),
-            mesh=submit.mesh_id,
-            run=run.run_id,
-            number=run.number,
-            kind="script" if run.is_script else "calls" if run.is_calls else "cell",
-            ranks=len(run.ranks),
-            by=submit.owner or caller.name,
-        )
-
-    def _accept_mail(self, session: ClientSession, caller: Caller, envelopes: Iterable[Envelope]) -> None:
-        for envelope in envelopes:
-            if not self._access.is_own_mail(caller, session.mailbox, envelope):
-                _log.warning("%s sends mail that is not its own: it is not delivered", caller.name)
-                continue
-            try:
-                self._access.admit_mail(caller, envelope)
-            except MonarchNbError as error:
-                self._node.mail.refuse(envelope, error)
-            else:
-                self._node.mail.accept([envelope])
+        await SessionCall(self._node, self._access, caller_of(context)).serve(request_iterator, context)
 
     async def Mail(self, request_iterator: Any, context: Any) -> pb.MailEnd:
         nodes: set[str] = set()
@@ -528,14 +342,3 @@ class AllocatorService(service.AllocatorServicer):
 async def _whole(work: Any) -> Any:
     """Run to the end even if the client goes away."""
     return await asyncio.shield(asyncio.ensure_future(work))
-
-
-def check_protocol(protocol: int, client: str) -> None:
-    """Raise VersionMismatch unless the client speaks our protocol."""
-    if protocol != config.PROTOCOL:
-        raise VersionMismatch(
-            f"the notebook's monarch_nb speaks protocol {protocol}, this node's (version {config.VERSION}) protocol "
-            f"{config.PROTOCOL}: install the same version on both and restart the older one",
-            client=f"{client} (protocol {protocol})",
-            node=f"{config.VERSION} (protocol {config.PROTOCOL})",
-        )

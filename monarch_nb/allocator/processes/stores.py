@@ -300,10 +300,7 @@ class Stores:
     def _turn(self, mesh_id: str) -> asyncio.Lock:
         """Return what is held while a mesh's store is looked for: nodes ask only those before them, so none waits for
         itself."""
-        turn = self._turns.get(mesh_id)
-        if turn is None:
-            turn = self._turns[mesh_id] = asyncio.Lock()
-        return turn
+        return self._turns.setdefault(mesh_id, asyncio.Lock())
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from monarch_nb.allocator.api import access as access_module
-from monarch_nb.allocator.api.access import CONTROL_RULES, RULES, SESSION_RULES, Access, Revoked
+from monarch_nb.allocator.api.access import Access, Revoked
 from monarch_nb.allocator.api.guard import SERVICE
+from monarch_nb.allocator.api.rules import CONTROL_RULES, RULES, SESSION_RULES
 from monarch_nb.config import SHARED_VARIABLE, TrustPaths
 from monarch_nb.errors import (
     AccessDenied,
