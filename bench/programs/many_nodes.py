@@ -133,17 +133,17 @@ class StandIns(Supervisor):
             link: Any = StandInLink(record, self.paths.runs(record.mesh_id), self)
             link.process = rank = RankProcess(record.mesh_id, record.rank, record, link, None, 0)  # type: ignore[arg-type]
             self.ranks[rank.mesh_id, rank.rank] = rank
-            self._on_there(rank, True)
+            self._node.on_there(rank, True)
             ranks.append(rank)
         return ranks
 
     def answered(self, rank: RankProcess, result: run_pb2.RankResult) -> None:
-        self._on_result(rank, result)
+        self._node.on_result(rank, result)
 
     async def end(self, ranks: Iterable[RankProcess], *, patience_s: float = 0.0) -> None:
         for rank in ranks:
             del self.ranks[rank.mesh_id, rank.rank]
-            self._on_there(rank, False)
+            self._node.on_there(rank, False)
             rank.link.process = None  # type: ignore[attr-defined]
 
     async def fork_store(self, mesh_id: str, template: object, host: str, port: int = 0) -> tuple[int, int]:

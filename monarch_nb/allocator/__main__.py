@@ -182,7 +182,7 @@ async def serve(options: argparse.Namespace, paths: config.NodePaths, network: N
         again = stopped_by_signal.set if options.temporary else partial(_on_signal, stopped_by_signal, number)
         loop.add_signal_handler(number, again)
     if options.temporary:  # as `#SBATCH --signal=USR1@600` has it
-        loop.add_signal_handler(signal.SIGUSR1, node.warn_ranks)
+        loop.add_signal_handler(signal.SIGUSR1, node.grace.warn)
     loop.add_signal_handler(signal.SIGCHLD, processes.reap_orphans, ProcessWatch.watched)
     freshener = asyncio.create_task(keep_fresh(paths, node.gpu_locks.freshen))
     publisher = asyncio.create_task(_keep_published(node, network))
@@ -201,7 +201,7 @@ async def serve(options: argparse.Namespace, paths: config.NodePaths, network: N
     for task in (*waits, watcher, freshener, publisher):
         task.cancel()
     if ends and stopped_by_signal.is_set():
-        await node.leave_in_peace()
+        await node.grace.leave_in_peace()
     await server.stop(grace=0.2)
     await node.close(end_processes=ends)
     if network and network.publish and ends:

@@ -57,7 +57,7 @@ async def control_ranks(node: Node, request: pb.ControlRanksRequest) -> list[pb.
         return [pb.RankReply(rank=process.rank, answered=True) for process in doomed]
     ranks = [rank for rank in request.ranks if rank in mesh.ranks]
     if request.HasField("arm_saves"):
-        node.autosaves.arm(request.mesh_id, request.arm_saves)
+        node.grace.arm(request.mesh_id, request.arm_saves)
         node.leases.expiry.watch(mesh.spec.reservation_id)
     return list(await asyncio.gather(*(_control_rank(node, request, mesh, rank) for rank in ranks)))
 

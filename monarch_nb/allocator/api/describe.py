@@ -29,7 +29,7 @@ class Description:
         self._supervisor, self._templates = node.supervisor, node.supervisor.templates
         self._readings, self._whereabouts, self._actors = node.readings, node.whereabouts, node.actors
         self._expiry, self._scripts = node.leases.expiry, node.scripts
-        self._autosaves = node.autosaves
+        self._grace = node.grace
 
     def node(self) -> pb.DescribeReply:
         """Return the facts of the node."""
@@ -124,7 +124,7 @@ class Description:
 
     def _saves(self, mesh_id: str) -> run_pb2.ArmSaves | None:
         """Return what is armed, without its secret."""
-        if (armed := self._autosaves.armed(mesh_id)) is None:
+        if (armed := self._grace.armed(mesh_id)) is None:
             return None
         told = run_pb2.ArmSaves()
         told.CopyFrom(armed)

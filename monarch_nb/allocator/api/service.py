@@ -76,7 +76,7 @@ class AllocatorService(service.AllocatorServicer):
         return pb.ReserveReply(gpu_indices=await _whole(self._node.leases.take(request, context.peer())))
 
     async def Wait(self, request: pb.WaitRequest, context: Any) -> AsyncIterator[pb.WaitReply]:
-        async with contextlib.aclosing(self._node.leases.line.wait(request)) as places:
+        async with contextlib.aclosing(self._node.leases.queue.wait(request)) as places:
             async for place in places:
                 yield place
 
@@ -86,9 +86,9 @@ class AllocatorService(service.AllocatorServicer):
 
     async def Release(self, request: pb.ReleaseRequest, context: Any) -> pb.ReleaseReply:
         by, asked_at = request.by, request.asked_at or time.time()
-        owed = pb.UndertakeRequest(reservation_id=request.reservation_id, owner=request.owner, nodes=request.absent)
-        owed.by, owed.asked_at = by, asked_at
-        self._node.owed.take(owed)
+        notice = pb.UndertakeRequest(reservation_id=request.reservation_id, owner=request.owner, nodes=request.absent)
+        notice.by, notice.asked_at = by, asked_at
+        self._node.outbox.take(notice)
         release = self._node.leases.release(
             request.reservation_id, request.why, request.lease_id, by=by, asked_at=asked_at
         )
@@ -186,7 +186,7 @@ class AllocatorService(service.AllocatorServicer):
         return pb.RestartReply(ranks=await _whole(self._restart(request)))
 
     async def _restart(self, request: pb.RestartRequest) -> list[pb.Rank]:
-        mesh = await self._node.restarts.restart(request.mesh_id, request.ranks)
+        mesh = await self._node.forking.restart(request.mesh_id, request.ranks)
         return self._description.ranks(mesh, request.ranks)
 
     async def StopMesh(self, request: pb.StopMeshRequest, context: Any) -> pb.StopMeshReply:
@@ -199,7 +199,7 @@ class AllocatorService(service.AllocatorServicer):
         )
         status.node.revocations = self._access.revocations
         for reservation in status.reservations:
-            reservation.waiting.extend(self._node.leases.waiting_for(reservation.reservation_id))
+            reservation.waiting.extend(self._node.leases.queue.waiting_for(reservation.reservation_id))
             using = (one for one in self._node.sessions if reservation.reservation_id in one.attached)
             reservation.attached.extend(sorted({one.notebook for one in using if one.notebook}))
         if request.past_logs:
@@ -289,7 +289,7 @@ class AllocatorService(service.AllocatorServicer):
             raise MonarchNbError("the node no longer keeps the value") from error
 
     def _blob_path(self, mesh_id: str, blob: str) -> Path:
-        return self._node.values.blob_path(mesh_id, blob) if mesh_id else self._node.mail.blobs.path(blob)
+        return self._node.runs.blob_path(mesh_id, blob) if mesh_id else self._node.mail.blobs.path(blob)
 
     # ---- files ----
 

@@ -97,7 +97,7 @@ class SessionCall:
         message: Any = getattr(request, kind) if kind else None
         if request.collected and session.below is not None:
             submitted = (run_id for run_id in request.collected if self._access.is_submitter(caller, run_id))
-            self._node.collected(submitted)
+            self._node.runs.collected(submitted)
             session.below.collected(request.collected, at_once=kind is None)
         run_id = message.run.run_id if kind == "submit" else getattr(message, "run_id", "")
         try:

@@ -17,7 +17,7 @@ from monarch_nb.config import NUMBERS_TO_SPARE, NodePaths
 from monarch_nb.ground.frames import encode_frame, split_frames
 from monarch_nb.proto import state_pb2
 
-Kind = Literal["ended", "lease", "leaving", "mesh", "owed", "rank", "run", "template", "undertaking"]
+Kind = Literal["ended", "lease", "leaving", "mesh", "notice", "rank", "run", "template", "undertaking"]
 _Record = TypeVar("_Record", bound=Message)
 
 

@@ -5,58 +5,33 @@ from __future__ import annotations
 import asyncio
 import logging
 import sqlite3
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
-from monarch_nb.allocator.memory.database import AcceptedRuns, Database, RunNumbers, leaving_key, rank_key, run_key
+from monarch_nb.allocator.memory.database import (
+    AcceptedRuns,
+    Database,
+    Kind,
+    RunNumbers,
+    leaving_key,
+    rank_key,
+    run_key,
+)
 from monarch_nb.allocator.processes import processes
 from monarch_nb.allocator.processes.processes import boot_id, seconds_since_boot
-from monarch_nb.allocator.processes.supervisor import RankProcess, Supervisor
 from monarch_nb.allocator.processes.templates import ADOPT_WAIT_S
 from monarch_nb.allocator.state.lease import Limits
 from monarch_nb.allocator.state.runs import Mesh, RankSlot, Run
-from monarch_nb.allocator.state.state import Lease, NodeState
-from monarch_nb.config import NodePaths, cadence
+from monarch_nb.allocator.state.state import Lease
+from monarch_nb.config import cadence
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import state_pb2
-from monarch_nb.proto.files_pb2 import Peer
 
+if TYPE_CHECKING:
+    from google.protobuf.message import Message
 
-def read_state(
-    database: Database,
-    accepted: Iterable[state_pb2.RunRecord],
-    state: NodeState,
-    mesh_records: dict[str, state_pb2.MeshRecord],
-) -> None:
-    """Fill an empty state, and the records of the meshes of which this node has ranks or the store.
-
-    Args:
-        accepted: runs that may not be in the database yet.
-    """
-    now_s = seconds_since_boot()
-    for key, lease in database.read("lease", state_pb2.LeaseRecord):
-        limits = Limits.from_record(lease.limits, boot_id(), now_s, confirmed=lease.confirmed)
-        gpus, nodes = list(lease.gpu_indices), list(lease.nodes)
-        shares = dict(lease.shares)
-        kept = lease.request, gpus, lease.confirmed, limits, nodes, lease.files, shares, lease.revision
-        state.leases[key] = Lease(*kept)
-    ended = [record for _, record in database.read("ended", pb.Ended)]
-    state.ended = {record.reservation_id: record for record in sorted(ended, key=lambda one: one.ended_at)}
-    for key, record in database.read("mesh", state_pb2.MeshRecord):
-        mesh_records[key] = record
-        if record.spec.ranks:  # else its ranks were never started
-            spec = pb.SpawnRequest()
-            spec.CopyFrom(record.spec)  # what the mesh is to become may differ
-            state.meshes[key] = Mesh(spec)
-    for _, rank in database.read("rank", state_pb2.RankRecord):
-        death = rank.death if rank.HasField("death") else None
-        if mesh_of_rank := state.meshes.get(rank.mesh_id):
-            mesh_of_rank.ranks[rank.rank] = RankSlot(list(rank.gpu_indices), death)
-    runs = {run.submit.run.run_id: run for run in accepted}
-    runs.update((run.submit.run.run_id, run) for _, run in database.read("run", state_pb2.RunRecord))
-    for run in sorted(runs.values(), key=lambda run: run.submit.run.number):
-        if mesh_of_run := state.meshes.get(run.submit.mesh_id):
-            mesh_of_run.add_run(Run.from_record(run))
-
+    from monarch_nb.allocator.node import Node
+    from monarch_nb.allocator.processes.supervisor import RankProcess
 
 _log = logging.getLogger(__name__)
 
@@ -72,19 +47,18 @@ class Records:
     """The records of a node's leases, meshes, processes and runs.
 
     Args:
-        state: what is written down, and filled again by `read`.
-        on_stored: called with (mesh id, rank, run ids) when results of a rank's are on the disk.
+        node: whose state is written down, and filled again by `read`. Its ranks are told when results are on the disk.
 
     Attributes:
         meshes: those of which this node has ranks or the store.
     """
 
-    def __init__(self, paths: NodePaths, state: NodeState, on_stored: Callable[[str, int, list[str]], None]) -> None:
-        self._state, self._on_stored = state, on_stored
+    def __init__(self, node: Node) -> None:
+        self._node, self._state = node, node.state
         self._loop = asyncio.get_running_loop()
-        self.database = Database(paths.database)
+        self.database = Database(node.paths.database)
         self.meshes: dict[str, state_pb2.MeshRecord] = {}
-        self._numbers, self._accepted = RunNumbers(paths), AcceptedRuns(paths)
+        self._numbers, self._accepted = RunNumbers(node.paths), AcceptedRuns(node.paths)
         self._newest_runs: dict[str, str] = {}
         self._dirty_runs: set[tuple[str, str]] = set()
         self._unacknowledged: dict[tuple[str, int], list[str]] = {}
@@ -92,8 +66,31 @@ class Records:
 
     def read(self) -> None:
         """Fill the state with what the allocator before this one knew."""
+        state, now_s = self._state, seconds_since_boot()
+        for key, lease in self.database.read("lease", state_pb2.LeaseRecord):
+            limits = Limits.from_record(lease.limits, boot_id(), now_s, confirmed=lease.confirmed)
+            gpus, nodes, shares = list(lease.gpu_indices), list(lease.nodes), dict(lease.shares)
+            kept = lease.request, gpus, lease.confirmed, limits, nodes, lease.files, shares, lease.revision
+            state.leases[key] = Lease(*kept)
+        ended = [record for _, record in self.database.read("ended", pb.Ended)]
+        state.ended = {record.reservation_id: record for record in sorted(ended, key=lambda one: one.ended_at)}
+        for key, record in self.database.read("mesh", state_pb2.MeshRecord):
+            self.meshes[key] = record
+            if record.spec.ranks:  # else its ranks were never started
+                state.meshes[key] = Mesh(record.spec)
+        for _, rank in self.database.read("rank", state_pb2.RankRecord):
+            death = rank.death if rank.HasField("death") else None
+            if mesh := state.meshes.get(rank.mesh_id):
+                mesh.ranks[rank.rank] = RankSlot(list(rank.gpu_indices), death)
+        self._read_runs()
+
+    def _read_runs(self) -> None:
         accepted = self._accepted.read()
-        read_state(self.database, accepted, self._state, self.meshes)
+        runs = {run.submit.run.run_id: run for run in accepted}  # which may not be in the database yet
+        runs.update((run.submit.run.run_id, run) for _, run in self.database.read("run", state_pb2.RunRecord))
+        for run in sorted(runs.values(), key=lambda run: run.submit.run.number):
+            if mesh := self._state.meshes.get(run.submit.mesh_id):
+                mesh.add_run(Run.from_record(run))
         keys = {(run.submit.mesh_id, run.submit.run.run_id) for run in accepted}
         self._dirty_runs |= {key for key in keys if key[0] in self._state.meshes}
         for mesh_id, mesh in self._state.meshes.items():
@@ -116,13 +113,7 @@ class Records:
             shares=lease.shares,
             revision=lease.revision,
         )
-        self.database.put("lease", reservation_id, record)
-        self.flush()
-
-    def delete_lease(self, reservation_id: str) -> None:
-        """The reservation is released."""
-        self.database.delete("lease", reservation_id)
-        self.flush()
+        self.save("lease", reservation_id, record)
 
     def save_end(self, ended: pb.Ended) -> None:
         """Write down that a reservation was released, and forget the ends that the state has forgotten."""
@@ -132,37 +123,14 @@ class Records:
                 self.database.delete("ended", key)
         self.flush()
 
-    def owed(self) -> list[pb.UndertakeRequest]:
-        """Return what other nodes are still to be told to end, each by itself."""
-        return [request for _, request in self.database.read("owed", pb.UndertakeRequest)]
-
-    def save_owed(self, request: pb.UndertakeRequest) -> None:
-        """Write down that nodes are to be told to end something."""
-        for peer in request.nodes:
-            owed = pb.UndertakeRequest()
-            owed.CopyFrom(request)
-            del owed.nodes[:]
-            owed.nodes.append(peer)
-            self.database.put("owed", owed_key(request, peer), owed)
+    def save(self, kind: Kind, key: str, record: Message) -> None:
+        """Write a record down at once."""
+        self.database.put(kind, key, record)
         self.flush()
 
-    def pay(self, key: str) -> None:
-        """A node knows of what it was to be told."""
-        self.database.delete("owed", key)
-        self.flush()
-
-    def undertakings(self) -> dict[str, pb.UndertakeRequest]:
-        """Return what clients had begun on several nodes."""
-        return dict(self.database.read("undertaking", pb.UndertakeRequest))
-
-    def save_undertaking(self, key: str, request: pb.UndertakeRequest) -> None:
-        """Write down what a client is about to do on several nodes."""
-        self.database.put("undertaking", key, request)
-        self.flush()
-
-    def end_undertaking(self, key: str) -> None:
-        """It is done, which an allocator that is killed the next moment must not forget: the next one would end it."""
-        self.database.delete("undertaking", key)
+    def forget(self, kind: Kind, key: str) -> None:
+        """Delete a record at once."""
+        self.database.delete(kind, key)
         self.flush()
 
     # ---- meshes ----
@@ -287,7 +255,8 @@ class Records:
             return
         self._accepted.clear()
         for (mesh_id, rank), run_ids in self._unacknowledged.items():
-            self._on_stored(mesh_id, rank, run_ids)
+            if process := self._node.supervisor.ranks.get((mesh_id, rank)):
+                process.link.forget_results(run_ids)
         self._unacknowledged.clear()
 
     def _cancel_timer(self) -> None:
@@ -304,33 +273,19 @@ class Records:
         self._numbers.close()
 
 
-def owed_key(request: pb.UndertakeRequest, peer: Peer) -> str:
-    """Return the key of what a node is to be told."""
-    change = f"/{request.members.revision}" if request.HasField("members") else ""
-    return f"{request.reservation_id}/{request.mesh_id}/{peer.address}{change}"
-
-
 NO_PID = 1 << 30
 """Above every pid that Linux gives."""
 
 
 class Adoption:
-    """Connects to what still lives, and ends what nobody would know.
+    """Connects to what still lives, and ends what nobody would know."""
 
-    Args:
-        state, records: what was written down, as far as it was read.
-    """
-
-    def __init__(self, state: NodeState, records: Records, supervisor: Supervisor) -> None:
-        self._state, self._records, self._supervisor = state, records, supervisor
+    def __init__(self, node: Node) -> None:
+        self._node, self._records, self._supervisor = node, node.records, node.supervisor
         self._adopting: list[asyncio.Task[None]] = []
 
-    async def adopt(self, resume_scripts: Callable[[list[state_pb2.RankRecord]], None]) -> None:
-        """Adopt stores, templates and ranks; those that are too busy to say hello are adopted when they do.
-
-        Args:
-            resume_scripts: told the processes before they are adopted.
-        """
+    async def adopt(self) -> None:
+        """Adopt stores, templates and ranks; those that are too busy to say hello are adopted when they do."""
         self._watch_stores()
         self._end_left()
         database, meshes = self._records.database, self._records.meshes
@@ -338,7 +293,7 @@ class Adoption:
         known = {record.process.pid for record in ranks} | {mesh.store.pid for mesh in meshes.values()}
         for _, record in list(database.read("template", state_pb2.TemplateRecord)):
             await self._supervisor.templates.adopt(record, known)
-        resume_scripts(ranks)
+        self._node.scripts.resume(ranks)
         self._adopting = [asyncio.create_task(self._adopt(record)) for record in ranks]
         if self._adopting:
             done, _ = await asyncio.wait(self._adopting, timeout=ADOPT_WAIT_S)
@@ -359,7 +314,7 @@ class Adoption:
         database.delete_prefix("leaving", "")
 
     async def _adopt(self, record: state_pb2.RankRecord) -> None:
-        if record.HasField("death") or (record.script_of or record.mesh_id) not in self._state.meshes:
+        if record.HasField("death") or (record.script_of or record.mesh_id) not in self._node.state.meshes:
             return
         await self._supervisor.adopt_rank(record)
 

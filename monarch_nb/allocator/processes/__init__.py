@@ -7,6 +7,6 @@ stores      forks the torch.distributed store of a mesh or script, and another o
 scripts     begins, interrupts and ends the processes of scripts
 supervisor  starts, adopts, watches and ends ranks and stores
 links       the connections to them
-grace       what ranks save by themselves: written down, told to them, asked for before the end
+grace       what ranks and scripts may do before the end: saves that are armed, and signals
 processes   who they are, how they ended, and how to end them with all that they started
 """

@@ -11,43 +11,31 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from monarch_nb.allocator.processes.specs import Plan, plan_rank, start_directory
-from monarch_nb.config import MAIN_MESH, NodePaths
+from monarch_nb.config import MAIN_MESH
 from monarch_nb.errors import MeshNotFound, MonarchNbError, ReservationNotFound, SpawnError, UsageError
 from monarch_nb.ground.read_at_start import when_read
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2, state_pb2
 
 if TYPE_CHECKING:
-    from monarch_nb.allocator.files.node_files import NodeFiles
-    from monarch_nb.allocator.memory.records import Records
+    from monarch_nb.allocator.node import Node
     from monarch_nb.allocator.processes.links import TemplateLink
-    from monarch_nb.allocator.processes.supervisor import RankProcess, Supervisor
-    from monarch_nb.allocator.reservations.gpu_locks import GpuLocks
-    from monarch_nb.allocator.reservations.leases import Leases, Meshes
-    from monarch_nb.allocator.runs.runs import Runs
+    from monarch_nb.allocator.processes.supervisor import RankProcess
     from monarch_nb.allocator.state.runs import Mesh
-    from monarch_nb.allocator.state.state import Identity, NodeState
 
 
 class Forking:
-    """Makes the processes of a node's meshes."""
+    """Makes the processes of a node's meshes, replaces live ranks, and ends those that were replaced.
 
-    def __init__(
-        self,
-        paths: NodePaths,
-        identity: Identity,
-        state: NodeState,
-        records: Records,
-        supervisor: Supervisor,
-        files: NodeFiles,
-        leases: Leases,
-        meshes: Meshes,
-        runs: Runs,
-        gpu_locks: GpuLocks,
-    ) -> None:
-        self._paths, self._identity, self._state, self._records = paths, identity, state, records
-        self._supervisor, self._files = supervisor, files
-        self._leases, self._meshes, self._runs, self._gpu_locks = leases, meshes, runs, gpu_locks
+    Attributes:
+        ending: what ends them.
+    """
+
+    def __init__(self, node: Node) -> None:
+        self._node, self._paths, self._identity, self._state = node, node.paths, node.identity, node.state
+        self._records, self._supervisor, self._leases = node.records, node.supervisor, node.leases
+        self._restarting = asyncio.Lock()
+        self.ending: set[asyncio.Task[None]] = set()
 
     async def spawn(self, spec: pb.SpawnRequest) -> Mesh:
         """Fork the mesh's ranks on this node and wait until they are ready."""
@@ -62,6 +50,7 @@ class Forking:
                 directory.mkdir(parents=True, exist_ok=True)
             record = self._records.meshes.get(spec.mesh_id) or state_pb2.MeshRecord()
             record.spec.CopyFrom(spec)
+            mesh.spec = record.spec  # there it is known where the store is
             if store.node_id:
                 record.store_moves, record.store_node = store.moves, store.node_id
             self._records.save_mesh(record)
@@ -70,8 +59,8 @@ class Forking:
             with self._leases.expiry.held_up(spec.reservation_id):
                 await self.fork_ranks(mesh, sorted(mesh.ranks), dict.fromkeys(mesh.ranks, 0))
         except BaseException:
-            self._meshes.close(spec.mesh_id)
-            await self._meshes.remove(spec.mesh_id)
+            self._leases.close_mesh(spec.mesh_id)
+            await self._leases.remove_mesh(spec.mesh_id)
             raise
         return mesh
 
@@ -86,7 +75,7 @@ class Forking:
 
     def _workspace(self, spec: pb.SpawnRequest) -> Path | None:
         """Return the node's copy of the notebook's files, if the mesh has one."""
-        return self._files.workspaces.directory(spec.reservation_id) if spec.in_workspace else None
+        return self._node.files.workspaces.directory(spec.reservation_id) if spec.in_workspace else None
 
     async def fork_ranks(self, mesh: Mesh, ranks: list[int], incarnations: dict[int, int]) -> None:
         """Fork a mesh's live ranks; `incarnations` says how often each was restarted."""
@@ -96,7 +85,7 @@ class Forking:
             return [plan_rank(*node, mesh, rank, incarnations[rank], workspace) for rank in ranks]
 
         for process in await self.fork(mesh, plan):
-            self._runs.apply(self._state.rank_ready(mesh.spec.mesh_id, process.rank))
+            self._node.runs.apply(self._state.rank_ready(mesh.spec.mesh_id, process.rank))
 
     async def fork(
         self,
@@ -121,7 +110,7 @@ class Forking:
         self._leases.check_held(spec.reservation_id)
         planned = plan(workspace)
         for _, specification in planned:
-            specification.gpu_locks.extend(self._gpu_locks.files(spec.reservation_id))
+            specification.gpu_locks.extend(self._node.gpu_locks.files(spec.reservation_id))
         try:
             forked = await self._supervisor.fork_ranks(template, planned)
         except SpawnError as error:
@@ -165,40 +154,7 @@ class Forking:
             say(f"{when_read(own, preload)}: a Python is started with {them}, once")
         return await templates.template(python, preload, own)
 
-
-def program_text(script: run_pb2.Script, directory: Path) -> bytes:
-    """Return what Python executes of a script that it finds in this directory; nothing of what it finds elsewhere, or
-    what can not be read, which who runs it says."""
-    whole = directory / os.path.expanduser(script.path)
-    files: list[Path | zipfile.Path] = [whole, whole / "__main__.py"]
-    with contextlib.suppress(OSError, zipfile.BadZipFile):
-        files = [zipfile.Path(whole, "__main__.py")]
-    if script.module:
-        parts = script.path.split(".")
-        packages = [directory.joinpath(*parts[: count + 1]) for count in range(len(parts))]
-        files = [*(package / "__init__.py" for package in packages), packages[-1] / "__main__.py"]
-        files.append(Path(f"{packages[-1]}.py"))
-    texts = []
-    for file in files:
-        with contextlib.suppress(OSError, KeyError):
-            texts.append(file.read_bytes())
-    return b"\n".join(texts)
-
-
-class Restarts:
-    """Replaces live ranks of a node, and ends those that were replaced.
-
-    Attributes:
-        ending: what ends them.
-    """
-
-    def __init__(
-        self, state: NodeState, records: Records, supervisor: Supervisor, runs: Runs, forking: Forking
-    ) -> None:
-        self._state, self._records, self._supervisor = state, records, supervisor
-        self._runs, self._forking = runs, forking
-        self._restarting = asyncio.Lock()
-        self.ending: set[asyncio.Task[None]] = set()
+    # ---- fresh ranks ----
 
     async def restart(self, mesh_id: str, ranks: Iterable[int]) -> Mesh:
         """Replace ranks by fresh ones, which answer while the old ones still end; those that hold GPUs end before their
@@ -213,16 +169,16 @@ class Restarts:
             busy = [process for process in old if mesh.ranks[process.rank].running]
             self._retire(old)
             for rank in chosen:
-                self._runs.apply(self._state.rank_restarting(mesh_id, rank))
+                self._node.runs.apply(self._state.rank_restarting(mesh_id, rank))
             self._supervisor.kill(busy)
             try:
                 if any(mesh.ranks[rank].gpu_indices for rank in chosen):
                     await self._supervisor.end(old)
-                await self._forking.fork_ranks(mesh, chosen, incarnations)
+                await self.fork_ranks(mesh, chosen, incarnations)
             except (MonarchNbError, OSError) as error:
                 for rank in chosen if self._state.meshes.get(mesh_id) is mesh else ():
                     death = run_pb2.Death(likely_cause=f"could not be restarted: {error}")
-                    self._runs.apply(self._state.rank_died(mesh_id, rank, death))
+                    self._node.runs.apply(self._state.rank_died(mesh_id, rank, death))
                 raise
             finally:
                 self._end_meanwhile(old)
@@ -247,3 +203,22 @@ class Restarts:
         if process := self._supervisor.ranks.get((mesh_id, rank)):
             return process.record.incarnation + 1
         return self._records.next_incarnation(mesh_id, rank)
+
+
+def program_text(script: run_pb2.Script, directory: Path) -> bytes:
+    """Return what Python executes of a script that it finds in this directory; nothing of what it finds elsewhere, or
+    what can not be read, which who runs it says."""
+    whole = directory / os.path.expanduser(script.path)
+    files: list[Path | zipfile.Path] = [whole, whole / "__main__.py"]
+    with contextlib.suppress(OSError, zipfile.BadZipFile):
+        files = [zipfile.Path(whole, "__main__.py")]
+    if script.module:
+        parts = script.path.split(".")
+        packages = [directory.joinpath(*parts[: count + 1]) for count in range(len(parts))]
+        files = [*(package / "__init__.py" for package in packages), packages[-1] / "__main__.py"]
+        files.append(Path(f"{packages[-1]}.py"))
+    texts = []
+    for file in files:
+        with contextlib.suppress(OSError, KeyError):
+            texts.append(file.read_bytes())
+    return b"\n".join(texts)

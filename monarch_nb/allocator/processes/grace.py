@@ -1,25 +1,35 @@
-"""Saves that the ranks of a node make by themselves: what is armed is written down and told to every process, and ranks
-are asked to save when the node is about to be taken away. No kernel needs to be there.
+"""What ranks and scripts may do before their time is up or the node is taken away. No kernel needs to be there.
+
+Ranks save where that is armed, which is written down and told to every process. Scripts that have handlers for them get
+the signals of an engine: it tells the processes that it has started, for a job of ours the allocator. Slurm tells no
+other process of a step, whether it tracks them by control groups or not.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import os
+import signal
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from monarch_nb.allocator.processes.processes import is_caught
 from monarch_nb.config import cadence, patience
 from monarch_nb.proto import run_pb2
 from monarch_nb.proto import worker_pb2 as wire
 from monarch_nb.times import duration
 
 if TYPE_CHECKING:
-    from monarch_nb.allocator.memory.records import Records
-    from monarch_nb.allocator.processes.supervisor import RankProcess, Supervisor
+    from monarch_nb.allocator.node import Node
+    from monarch_nb.allocator.processes.supervisor import RankProcess
 
 _log = logging.getLogger(__name__)
 
+TAKEN = "the node is taken away"
+AGREEING = 0.4
+"""The part of the grace in which a script can begin to save: the rest is for its own handler of SIGTERM."""
 BEFORE_S = 600.0
 """How long before a time limit ranks save, when nobody says."""
 ANSWER_S = patience(5.0)
@@ -28,12 +38,18 @@ FRESH_S = cadence(30.0)
 """Nodes ask their ranks each for itself: a save that another node's question has caused will do."""
 
 
-class Autosaves:
-    """The saves by itself of a node's meshes."""
+class Grace:
+    """The end of a node's ranks and scripts.
 
-    def __init__(self, records: Records, supervisor: Supervisor) -> None:
-        self._records, self._supervisor = records, supervisor
+    Args:
+        seconds: how long ranks may take to save, and scripts to end, before everything ends.
+    """
+
+    def __init__(self, node: Node, seconds: float) -> None:
+        self._node, self._records, self._supervisor, self.seconds = node, node.records, node.supervisor, seconds
         self._asking: set[asyncio.Task[None]] = set()
+
+    # ---- saves ----
 
     def armed(self, mesh_id: str) -> run_pb2.ArmSaves | None:
         """Return what is armed for a mesh."""
@@ -92,6 +108,61 @@ class Autosaves:
         else:
             _log.info("%s: saved %s", why, ", ".join(sorted(paths)))
 
+    # ---- the end comes ----
+
+    def warn(self) -> None:
+        """The engine says that the node will be taken away: ranks save, and scripts get its SIGUSR1, which would end
+        those that have no handler for it."""
+        for reservation_id in self._node.state.leases:
+            self.ask_soon(reservation_id, "the engine will take the node away", self.before_s(reservation_id))
+        for processes in self._scripts().values():
+            for process in _handling(processes, signal.SIGUSR1):
+                _send(process, signal.SIGUSR1)
+
+    def warn_of_end(self, reservation_id: str, left_s: float) -> None:
+        """The time of a reservation is nearly up: tell scripts that have a handler for SIGTERM, as an engine does."""
+        for run_id, processes in self._scripts().items():
+            mesh = self._node.state.meshes.get(processes[0].home_id)
+            if mesh is None or mesh.spec.reservation_id != reservation_id:
+                continue
+            told = _handling(processes, signal.SIGTERM)
+            for process in told:
+                _send(process, signal.SIGTERM)
+            run = mesh.runs.get(run_id)
+            if run and told and (first := min(mesh.all_ranks(run.submit))) in run.ranks:  # one node says it
+                notice = f"the time is up in {duration(left_s)}: the script was sent SIGTERM"
+                self._node.audience.say(run, first, notice)
+
+    async def leave_in_peace(self) -> None:
+        """Everything is about to end by a signal: ranks save, and scripts hear of it."""
+        live = [process for process in self._supervisor.ranks.values() if not process.record.script_of]
+        scripts = self._scripts().values()
+        await asyncio.gather(self.save(live, TAKEN, self.seconds), *map(self._end_script, scripts))
+
+    async def _end_script(self, processes: list[RankProcess]) -> None:
+        """Have a script save, and tell it in time that it is to end: it may never come to a step to save at, but save
+        when it is told."""
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + self.seconds
+        begin_within_s = self.seconds * (AGREEING if _handling(processes, signal.SIGTERM) else 1.0)
+        await self.save(processes, TAKEN, self.seconds, begin_within_s=begin_within_s)
+        left = [process for process in processes if not process.watch.ended.is_set()]
+        for process in left:
+            _send(process, signal.SIGTERM)
+        ends = [asyncio.create_task(process.watch.ended.wait()) for process in left]
+        if ends:
+            _, pending = await asyncio.wait(ends, timeout=max(0.0, until_s - loop.time()))
+            for end in pending:
+                end.cancel()
+
+    def _scripts(self) -> dict[str, list[RankProcess]]:
+        """Return the living processes of each script, by its run."""
+        found: dict[str, list[RankProcess]] = {}
+        for process in self._supervisor.ranks.values():
+            if process.record.script_of:
+                found.setdefault(process.mesh_id, []).append(process)
+        return found
+
     def close(self) -> None:
         """Wait for nothing any more."""
         for task in self._asking:
@@ -107,3 +178,12 @@ class Autosaves:
 
     def _of(self, mesh_id: str) -> list[RankProcess]:
         return [process for process in self._supervisor.ranks.values() if process.home_id == mesh_id]
+
+
+def _handling(processes: Iterable[RankProcess], number: signal.Signals) -> list[RankProcess]:
+    return [process for process in processes if is_caught(process.record.process.pid, number)]
+
+
+def _send(process: RankProcess, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(process.record.process.pid, number)

@@ -19,25 +19,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from monarch_nb.allocator.logs.output import RankFiles
-from monarch_nb.allocator.processes.processes import is_caught
 from monarch_nb.allocator.processes.specs import Plan, plan_script
-from monarch_nb.config import NodePaths, gap, patience
+from monarch_nb.config import gap, patience
 from monarch_nb.errors import MonarchNbError
 from monarch_nb.ground.frames import pack_pickle
 from monarch_nb.proto import run_pb2, state_pb2
 from monarch_nb.proto import worker_pb2 as wire
 from monarch_nb.sizes import size
-from monarch_nb.times import duration
 
 if TYPE_CHECKING:
-    from monarch_nb.allocator.memory.records import Records
-    from monarch_nb.allocator.processes.forking import Forking
-    from monarch_nb.allocator.processes.supervisor import RankProcess, Supervisor
-    from monarch_nb.allocator.readings.load import Readings
-    from monarch_nb.allocator.runs.audience import Audience
-    from monarch_nb.allocator.runs.runs import Runs
+    from monarch_nb.allocator.node import Node
+    from monarch_nb.allocator.processes.supervisor import RankProcess
     from monarch_nb.allocator.state.runs import Mesh, Run
-    from monarch_nb.allocator.state.state import Identity, NodeState
 
 UNATTENDED_S = gap(10.0)
 """Clients end the other ranks sooner when one has failed; a node does it after this time, and kills after it again."""
@@ -58,21 +51,9 @@ class _Start:
 class Scripts:
     """Starts, watches and ends the scripts of a node."""
 
-    def __init__(
-        self,
-        paths: NodePaths,
-        identity: Identity,
-        state: NodeState,
-        records: Records,
-        supervisor: Supervisor,
-        audience: Audience,
-        readings: Readings,
-        runs: Runs,
-        forking: Forking,
-    ) -> None:
-        self._paths, self._identity, self._state = paths, identity, state
-        self._records, self._supervisor = records, supervisor
-        self._audience, self._readings, self._runs, self._forking = audience, readings, runs, forking
+    def __init__(self, node: Node) -> None:
+        self._node, self._paths, self._identity, self._state = node, node.paths, node.identity, node.state
+        self._records, self._supervisor, self._audience = node.records, node.supervisor, node.audience
         self._starting: dict[asyncio.Task[None], _Start] = {}
         self._interrupting: set[asyncio.Task[None]] = set()
 
@@ -96,7 +77,7 @@ class Scripts:
             self._audience.say(run, ranks[0], text)
 
         try:
-            forked = await self._forking.fork(mesh, plan, run.submit.run.script, say)
+            forked = await self._node.forking.fork(mesh, plan, run.submit.run.script, say)
         except (MonarchNbError, OSError) as error:
             failure = run_pb2.Failure(name=type(error).__name__, message=str(error))
             for rank in ranks:
@@ -119,7 +100,7 @@ class Scripts:
         if not indices or any(slot.scripts != {run.run_id} for slot in slots):
             return ""
         pids = [process.record.process.pid for process in self._supervisor.ranks.values()]
-        gpus = (await self._readings.read(pids)).node.gpus
+        gpus = (await self._node.readings.read(pids)).node.gpus
         used = {gpu.index: gpu.memory_used_bytes for gpu in gpus if gpu.index in indices}
         much = [f"{size(held)} of GPU {index}" for index, held in sorted(used.items()) if held >= WORTH_A_WORD_BYTES]
         return f"live ranks hold {', '.join(much)}: %mesh restart frees it" if much else ""
@@ -130,8 +111,8 @@ class Scripts:
         """A run has not begun on a rank, and will not."""
         mesh_id = run.submit.mesh_id
         result = run_pb2.RankResult(run_id=run.run_id, rank=rank, outcome=outcome, failure=failure)
-        self._runs.apply(self._state.script_result(mesh_id, result))
-        self._runs.apply(self._state.script_ended(mesh_id, rank, run.run_id))
+        self._node.runs.apply(self._state.script_result(mesh_id, result))
+        self._node.runs.apply(self._state.script_ended(mesh_id, rank, run.run_id))
 
     # ---- the end ----
 
@@ -142,7 +123,7 @@ class Scripts:
         process.watch.kill()
 
     def _finish(self, mesh_id: str, result: run_pb2.RankResult) -> None:
-        self._runs.apply(self._state.script_result(mesh_id, result))
+        self._node.runs.apply(self._state.script_result(mesh_id, result))
         if result.outcome in (run_pb2.OUTCOME_ERROR, run_pb2.OUTCOME_DIED):
             asyncio.get_running_loop().call_later(UNATTENDED_S, self._end_rest, result.run_id)
 
@@ -163,7 +144,7 @@ class Scripts:
         self._supervisor.stacks(process).unlink(missing_ok=True)
         self._paths.error_file(mesh_id, rank, process.mesh_id).unlink(missing_ok=True)
         self._records.delete_ranks([process])
-        self._runs.apply(self._state.script_ended(mesh_id, rank, process.mesh_id))
+        self._node.runs.apply(self._state.script_ended(mesh_id, rank, process.mesh_id))
 
     def _outcome(self, process: RankProcess, run: Run, status: int | None) -> run_pb2.RankResult:
         """Return what became of a script that ended its process, or was ended, without a word."""
@@ -216,50 +197,7 @@ class Scripts:
         self._supervisor.kill(doomed)
         return doomed
 
-    def warn(self) -> None:
-        """Hand SIGUSR1 of an engine on to all scripts that have a handler for it: it would end the others."""
-        for processes in self.of_all_runs().values():
-            for process in _handling(processes, signal.SIGUSR1):
-                _send(process, signal.SIGUSR1)
-
-    def warn_of_end(self, reservation_id: str, left_s: float) -> None:
-        """The time of a reservation is nearly up: tell scripts that have a handler for SIGTERM, as an engine does."""
-        for run_id, processes in self.of_all_runs().items():
-            mesh = self._state.meshes.get(processes[0].home_id)
-            if mesh is None or mesh.spec.reservation_id != reservation_id:
-                continue
-            told = _handling(processes, signal.SIGTERM)
-            for process in told:
-                _send(process, signal.SIGTERM)
-            run = mesh.runs.get(run_id)
-            if run and told and (first := min(mesh.all_ranks(run.submit))) in run.ranks:  # one node says it
-                self._audience.say(run, first, f"the time is up in {duration(left_s)}: the script was sent SIGTERM")
-
-    @staticmethod
-    def has_handler(processes: Iterable[RankProcess]) -> bool:
-        """Return whether a script does something of its own when it is to end."""
-        return bool(_handling(processes, signal.SIGTERM))
-
-    async def terminate(self, processes: Iterable[RankProcess], within_s: float) -> None:
-        """Tell scripts that the node is taken away, as an engine tells programs, and let them end by themselves."""
-        processes = [process for process in processes if not process.watch.ended.is_set()]
-        for process in processes:
-            _send(process, signal.SIGTERM)
-        ends = [asyncio.create_task(process.watch.ended.wait()) for process in processes]
-        if ends:
-            _, left = await asyncio.wait(ends, timeout=max(0.0, within_s))
-            for end in left:
-                end.cancel()
-
     # ---- who does what ----
-
-    def of_all_runs(self) -> dict[str, list[RankProcess]]:
-        """Return the living processes of each run."""
-        found: dict[str, list[RankProcess]] = {}
-        for process in self._supervisor.ranks.values():
-            if process.record.script_of:
-                found.setdefault(process.mesh_id, []).append(process)
-        return found
 
     def of_run(self, run_id: str) -> list[RankProcess]:
         """Return a run's living processes."""
@@ -277,7 +215,7 @@ class Scripts:
     def resume(self, records: Iterable[state_pb2.RankRecord]) -> None:
         """Know the processes that the allocator before this one had, before they are adopted."""
         known = ((record.script_of, record.rank, record.mesh_id) for record in records if record.script_of)
-        self._runs.apply(self._state.scripts_known(known))
+        self._node.runs.apply(self._state.scripts_known(known))
 
     def on_hello(self, process: RankProcess, hello: wire.RankHello) -> None:
         """A process says what it has done: the run may not have been sent to it."""
@@ -292,15 +230,6 @@ class Scripts:
         """Stop starting."""
         for task in (*self._starting, *self._interrupting):
             task.cancel()
-
-
-def _handling(processes: Iterable[RankProcess], number: signal.Signals) -> list[RankProcess]:
-    return [process for process in processes if is_caught(process.record.process.pid, number)]
-
-
-def _send(process: RankProcess, number: signal.Signals) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(process.record.process.pid, number)
 
 
 def _recorded(error_file: Path) -> list[str]:

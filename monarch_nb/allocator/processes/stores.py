@@ -16,18 +16,14 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 from monarch_nb.allocator.processes import processes
-from monarch_nb.config import NodePaths, cadence, patience
+from monarch_nb.config import cadence, patience
 from monarch_nb.errors import MeshNotFound, MonarchNbError, NodeUnreachable, ReservationNotFound
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import files_pb2, state_pb2
 from monarch_nb.proto import worker_pb2 as wire
 
 if TYPE_CHECKING:
-    from monarch_nb.allocator.files.relay import Relay
-    from monarch_nb.allocator.memory.records import Records
-    from monarch_nb.allocator.processes.supervisor import Supervisor
-    from monarch_nb.allocator.reservations.leases import Leases, Meshes
-    from monarch_nb.allocator.state.state import Identity, NodeState
+    from monarch_nb.allocator.node import Node
 
 _log = logging.getLogger(__name__)
 
@@ -38,28 +34,12 @@ TELL_AGAIN_S = cadence(2.0)
 
 
 class Stores:
-    """Starts stores, again when they die, here or elsewhere, and ends those of scripts.
+    """Starts stores, again when they die, here or elsewhere, and ends those of scripts."""
 
-    Args:
-        relay: reaches the other nodes of a reservation.
-        shutdown: set when the node is to end: then none is started again.
-    """
-
-    def __init__(
-        self,
-        paths: NodePaths,
-        identity: Identity,
-        state: NodeState,
-        records: Records,
-        supervisor: Supervisor,
-        leases: Leases,
-        meshes: Meshes,
-        relay: Relay,
-        shutdown: asyncio.Event,
-    ) -> None:
-        self._paths, self._identity, self._state = paths, identity, state
-        self._records, self._supervisor = records, supervisor
-        self._leases, self._meshes, self._relay, self._shutdown = leases, meshes, relay, shutdown
+    def __init__(self, node: Node) -> None:
+        self._node, self._paths, self._identity, self._state = node, node.paths, node.identity, node.state
+        self._records, self._supervisor = node.records, node.supervisor
+        self._leases, self._relay = node.leases, node.files.relay
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._searched: set[str] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -108,20 +88,20 @@ class Stores:
             self._leases.check_held(request.reservation_id)
             self._state.check_wanted(request.mesh_id)
         except (ReservationNotFound, MeshNotFound):
-            await self._meshes.remove(request.mesh_id)
+            await self._leases.remove_mesh(request.mesh_id)
             raise
         return host, port
 
     def forget(self, run_id: str) -> None:
         """A client has all results of a run: if it was a script with its store here, nobody needs that any more."""
         if run_id in self._records.meshes and run_id not in self._state.meshes:
-            self._spawn(self._meshes.remove(run_id))
+            self._spawn(self._leases.remove_mesh(run_id))
 
     # ---- a store dies ----
 
     def on_death(self, mesh_id: str) -> None:
         """Ranks know the store by its port: another one takes its place there. Groups that exist go on without it."""
-        if mesh_id in self._records.meshes and not self._shutdown.is_set():
+        if mesh_id in self._records.meshes and not self._node.shutdown.is_set():
             self._spawn(self._replace(mesh_id))
 
     async def _replace(self, mesh_id: str) -> None:
@@ -249,11 +229,7 @@ class Stores:
             record.ClearField("store")
             self._spawn(self._supervisor.end_store(place.mesh_id))
         record.store_moves, record.store_node = place.moves, place.node_id
-        specs = [record.spec]
-        if mesh := self._state.meshes.get(place.mesh_id):
-            specs.append(mesh.spec)
-        for spec in specs:
-            spec.master_host, spec.master_port = place.host, place.port
+        record.spec.master_host, record.spec.master_port = place.host, place.port
         self._records.save_mesh(record)
         self._write_note(record)
 

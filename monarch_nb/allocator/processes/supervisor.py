@@ -9,19 +9,22 @@ import os
 import shutil
 import signal
 import uuid
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Coroutine, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from monarch_nb.allocator.processes import processes
 from monarch_nb.allocator.processes.links import RankLink, TemplateLink
 from monarch_nb.allocator.processes.processes import ProcessWatch
 from monarch_nb.allocator.processes.templates import EXIT_STATUS_WAIT_S, Templates
-from monarch_nb.config import NodePaths, cadence, patience
+from monarch_nb.config import cadence, patience
 from monarch_nb.errors import SpawnError
 from monarch_nb.proto import run_pb2, state_pb2
 from monarch_nb.proto import worker_pb2 as wire
+
+if TYPE_CHECKING:
+    from monarch_nb.allocator.node import Node
 
 _log = logging.getLogger(__name__)
 
@@ -72,33 +75,12 @@ class Supervisor:
     """Owner of all processes of a node.
 
     Args:
-        on_result: called with (mesh id, result) when a rank finished a run.
-        on_hello: called with (process, what it says of itself) when a rank of `ranks` was connected to (again).
-        on_death: called with (process, wait status) when a rank ended and was not asked to; None: status unknown.
-        on_store_death: called with the mesh id when its store ended and was not asked to.
-        on_there: called with (process, whether it is there) when it is ready, or about to be ended.
-        on_mail: called with (process, frame) for what a rank that is there sends to other processes.
-        on_store_lost: called with (mesh id, where) when a rank finds nobody where its mesh's store was.
-        save_template: called with a TemplateRecord to be remembered, or with (key, None) to be forgotten.
+        node: told what becomes of them.
     """
 
-    def __init__(
-        self,
-        paths: NodePaths,
-        on_result: Callable[[RankProcess, run_pb2.RankResult], None],
-        on_hello: Callable[[RankProcess, wire.RankHello], None],
-        on_death: Callable[[RankProcess, int | None], None],
-        on_store_death: Callable[[str], None],
-        on_there: Callable[[RankProcess, bool], None],
-        on_mail: Callable[[RankProcess, bytes], None],
-        on_store_lost: Callable[[str, wire.StoreLost], None],
-        save_template: Callable[[str, state_pb2.TemplateRecord | None], None],
-    ) -> None:
-        self.paths = paths
-        self._on_store_death = on_store_death
-        self._on_result, self._on_hello, self._on_death = on_result, on_hello, on_death
-        self._on_there, self._on_mail, self._on_store_lost = on_there, on_mail, on_store_lost
-        self.templates = Templates(paths, self._note_exit, save_template)
+    def __init__(self, node: Node) -> None:
+        self._node, self.paths = node, node.paths
+        self.templates = Templates(node.paths, self._note_exit, node.records.save_template)
         self._exits: dict[int, int] = {}
         self._exit_waiters: dict[int, asyncio.Future[int]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -175,18 +157,18 @@ class Supervisor:
 
         def on_hello(hello: wire.RankHello) -> None:
             if self.ranks.get((mesh_id, rank.rank)) is rank:  # else it is being started or ended
-                self._on_hello(rank, hello)
+                self._node.on_hello(rank, hello)
 
         def on_result(result: run_pb2.RankResult) -> None:
             if rank not in self.leaving:  # else its successor answers for that rank
-                self._on_result(rank, result)
+                self._node.on_result(rank, result)
 
         def on_mail(frame: bytes) -> None:
             if rank not in self.leaving:
-                self._on_mail(rank, frame)
+                self._node.mail.on_rank_mail(rank, frame)
 
         def on_store_lost(lost: wire.StoreLost) -> None:
-            self._on_store_lost(mesh_id, lost)
+            self._node.stores.on_lost(mesh_id, lost)
 
         link = RankLink(path, on_result, on_hello, on_mail, on_store_lost)
         rank = RankProcess(mesh_id, record.rank, record, link, ProcessWatch(pid), oom_kills_before)
@@ -199,7 +181,7 @@ class Supervisor:
         """
         rank = self._make_rank(record, record.process.pid, processes.oom_kills())
         if not processes.is_alive(record.process):
-            self._on_death(rank, await self._exit_status(rank.watch))
+            self._node.on_death(rank, await self._exit_status(rank.watch))
             rank.watch.close()
             return
         self._supervise(rank)
@@ -210,7 +192,7 @@ class Supervisor:
 
     def _supervise(self, rank: RankProcess) -> None:
         self.ranks[rank.mesh_id, rank.rank] = rank
-        self._on_there(rank, True)
+        self._node.on_there(rank, True)
         self._spawn_task(self._await_death(rank))
 
     async def _await_death(self, rank: RankProcess) -> None:
@@ -228,7 +210,7 @@ class Supervisor:
         rank.watch.close()
         self._socket(rank).unlink(missing_ok=True)
         if key not in self.ranks:  # else it was replaced meanwhile
-            self._on_death(rank, status)
+            self._node.on_death(rank, status)
 
     async def _exit_status(self, watch: ProcessWatch, wait_s: float = EXIT_STATUS_WAIT_S) -> int | None:
         """The template tells; if it is dead we are the parent; else ask the kernel; else it is unknown."""
@@ -275,7 +257,7 @@ class Supervisor:
         for rank in ranks:
             if self.ranks.get((rank.mesh_id, rank.rank)) is rank:
                 del self.ranks[rank.mesh_id, rank.rank]
-                self._on_there(rank, False)
+                self._node.on_there(rank, False)
             self.leaving.add(rank)
 
     async def end(self, ranks: Iterable[RankProcess], *, patience_s: float = GRACEFUL_EXIT_S) -> None:
@@ -351,7 +333,7 @@ class Supervisor:
             del self.stores[mesh_id]
             await self._exit_status(watch)
             watch.close()
-            self._on_store_death(mesh_id)
+            self._node.stores.on_death(mesh_id)
 
     async def end_store(self, mesh_id: str) -> None:
         """End a mesh's store."""

@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from monarch_nb import config
@@ -26,10 +26,8 @@ from monarch_nb.proto import files_pb2
 from monarch_nb.times import duration
 
 if TYPE_CHECKING:
-    from monarch_nb.allocator.files.relay import Relay
-    from monarch_nb.allocator.processes.grace import Autosaves
+    from monarch_nb.allocator.node import Node
     from monarch_nb.allocator.runs.sessions import Session
-    from monarch_nb.allocator.state.state import NodeState
 
 _log = logging.getLogger(__name__)
 
@@ -38,35 +36,10 @@ _SAVE, _SIGNAL = "ranks save", "scripts get SIGTERM"
 
 
 class Expiry:
-    """Looks after the ends of a node's reservations: one timer each.
+    """Looks after the ends of a node's reservations: one timer each."""
 
-    Args:
-        sessions: the clients, as they come and go.
-        relay: reaches the other nodes of a reservation.
-        releases: the reservations that are being released.
-        save_lease: writes a lease down.
-        start_release: begins to release a reservation; why, when no person asked for it.
-        autosaves: has ranks save before the time is up.
-        warn_scripts: tells the scripts of a reservation that its time is up in so many seconds.
-        grace_s: how long they have for that.
-    """
-
-    def __init__(
-        self,
-        state: NodeState,
-        sessions: Iterable[Session],
-        relay: Relay,
-        *,
-        releases: Container[str],
-        save_lease: Callable[[str], None],
-        start_release: Callable[[str, str], object],
-        autosaves: Autosaves,
-        warn_scripts: Callable[[str, float], None],
-        grace_s: float,
-    ) -> None:
-        self._state, self._sessions, self._relay = state, sessions, relay
-        self._releases, self._save_lease, self._start_release = releases, save_lease, start_release
-        self._autosaves, self._warn_scripts, self._grace_s = autosaves, warn_scripts, grace_s
+    def __init__(self, node: Node) -> None:
+        self._node, self._state, self._sessions = node, node.state, node.sessions
         self._done: dict[str, set[str]] = {}
         """What was done before the end of reservations."""
         self._timers: dict[str, asyncio.TimerHandle] = {}
@@ -97,7 +70,7 @@ class Expiry:
         if timer := self._timers.pop(reservation_id, None):
             timer.cancel()
         lease = self._state.leases.get(reservation_id)
-        if lease is None or reservation_id in self._releases:
+        if lease is None or reservation_id in self._node.leases.releases:
             return
         in_s: float | None = config.PROVISIONAL_LEASE_S
         if lease.confirmed:
@@ -114,7 +87,7 @@ class Expiry:
         if left_s is None:
             return {}
         done, due_s = self._done.setdefault(reservation_id, set()), {}
-        for what, before_s in ((_SAVE, self._autosaves.before_s(reservation_id)), (_SIGNAL, self._grace_s)):
+        for what, before_s in ((_SAVE, self._node.grace.before_s(reservation_id)), (_SIGNAL, self._node.grace.seconds)):
             before_s = min(before_s, limits.time_s / 2)
             if left_s > before_s:
                 done.discard(what)
@@ -141,7 +114,7 @@ class Expiry:
     def client_is_gone(self, client_id: str) -> None:
         """What a client was making is given back."""
         for reservation_id in self.leases_of(client_id):
-            self._start_release(reservation_id, "")
+            self._node.leases.start_release(reservation_id)
 
     # ---- who uses it ----
 
@@ -195,12 +168,12 @@ class Expiry:
         """
         limits, now_s = self._state.lease(reservation_id).limits, seconds_since_boot()
         if limits.time_left_s(now_s) == 0:
-            self._start_release(reservation_id, limits.time_is_up)
-        if reservation_id in self._releases:
+            self._node.leases.start_release(reservation_id, limits.time_is_up)
+        if reservation_id in self._node.leases.releases:
             raise self._state.gone(reservation_id)
         was_warned = limits.warned
         limits.extend(time_s, now_s)
-        self._save_lease(reservation_id)
+        self._node.records.save_lease(reservation_id)
         self.watch(reservation_id)
         if was_warned:
             self._tell(reservation_id, self._time_left(reservation_id))
@@ -227,11 +200,11 @@ class Expiry:
             if any(session.client_id and session.client_id == lease.request.client_id for session in self._sessions):
                 self.watch(reservation_id)
             else:
-                self._start_release(reservation_id, "")
+                self._node.leases.start_release(reservation_id)
             return
         limits, busy = lease.limits, self.is_busy(reservation_id)
         if limits.time_left_s(now_s) == 0:
-            self._start_release(reservation_id, limits.time_is_up)
+            self._node.leases.start_release(reservation_id, limits.time_is_up)
             return
         if limits.is_nearly_up(now_s) and not limits.warned:
             limits.warned = True
@@ -242,14 +215,14 @@ class Expiry:
                 continue
             self._done[reservation_id].add(what)
             if what == _SAVE:
-                self._autosaves.ask_soon(reservation_id, f"the time is up in {duration(left_s)}", left_s)
+                self._node.grace.ask_soon(reservation_id, f"the time is up in {duration(left_s)}", left_s)
             else:
-                self._warn_scripts(reservation_id, left_s)
+                self._node.grace.warn_of_end(reservation_id, left_s)
         if busy:
             limits.used_s = now_s
         if limits.used_s != self._saved_s.get(reservation_id):
             self._saved_s[reservation_id] = limits.used_s
-            self._save_lease(reservation_id)
+            self._node.records.save_lease(reservation_id)
         is_idle = limits.idle_left_s(now_s, busy=busy) == 0 and lease.request.node_rank == 0
         if is_idle and reservation_id not in self._asking:
             task = self._asking[reservation_id] = asyncio.create_task(self._end_idle(reservation_id))
@@ -272,9 +245,9 @@ class Expiry:
         if reservation_id not in self._state.leases or limits.idle_left_s(now_s, busy=busy) != 0:
             return
         why = limits.was_idle
-        self._start_release(reservation_id, why)  # before the others: from now on no run gets a number
+        self._node.leases.start_release(reservation_id, why)  # before the others: from now on no run gets a number
         release = pb.ReleaseRequest(reservation_id=reservation_id, why=why)
-        calls = (self._relay.call(peer, "Release", release, PEER_TIMEOUT_S) for peer in others)
+        calls = (self._node.files.relay.call(peer, "Release", release, PEER_TIMEOUT_S) for peer in others)
         for peer, reply in zip(others, await asyncio.gather(*calls, return_exceptions=True), strict=True):
             if isinstance(reply, BaseException):
                 _log.warning("%s could not be released on %s: %s", lease.request.name, peer.node_id, reply)
@@ -282,7 +255,7 @@ class Expiry:
     async def _idle_for_s(self, peer: files_pb2.Peer, request: pb.IdleRequest) -> float | None:
         """Return how long nobody has used it there, None when that is not known."""
         try:
-            reply: pb.IdleReply = await self._relay.call(peer, "Idle", request, PEER_TIMEOUT_S)
+            reply: pb.IdleReply = await self._node.files.relay.call(peer, "Idle", request, PEER_TIMEOUT_S)
         except ReservationNotFound:
             return float("inf")
         except MonarchNbError:

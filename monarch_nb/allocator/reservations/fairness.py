@@ -18,13 +18,13 @@ import pwd
 import socket
 import stat
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from monarch_nb.allocator.files.relay import Relay
 from monarch_nb.allocator.state import quotas
 from monarch_nb.allocator.state.quotas import Holdings, Quotas, read_quotas
-from monarch_nb.allocator.state.state import Identity, Lease, NodeState
+from monarch_nb.allocator.state.state import Lease
 from monarch_nb.config import NodePaths, TrustPaths, cadence, patience
 from monarch_nb.errors import MonarchNbError, UsageError
 from monarch_nb.proto import allocator_pb2 as pb
@@ -33,72 +33,15 @@ from monarch_nb.rpc.channel import is_local
 from monarch_nb.trust.pools import Hosts, read_all_hosts
 from monarch_nb.trust.published import published
 
+if TYPE_CHECKING:
+    from monarch_nb.allocator.node import Node
+
 _log = logging.getLogger(__name__)
 
 ANSWER_S = patience(3.0)
 """So long a node may take to say who holds what: somebody waits for it."""
 QUIET_S = cadence(10.0)
 """One that did not answer is not asked again for so long."""
-
-
-class Others:
-    """Knows the other nodes.
-
-    Args:
-        address: of this node.
-        paths: its own. trust: those of its pool, where these lie on this host; None for a local pool.
-        words: returns where nodes are besides, in words of `monarch-nb pool add`.
-        publish: where nodes publish themselves, if this one does.
-    """
-
-    def __init__(
-        self,
-        address: str,
-        token: str,
-        paths: NodePaths,
-        relay: Relay,
-        words: Callable[[], Sequence[str]],
-        trust: TrustPaths | None = None,
-        publish: Path | None = None,
-    ) -> None:
-        self._address, self._token, self._paths, self._relay = address, token, paths, relay
-        self._words, self._trust, self._publish = words, trust, publish
-        self._quiet_until_s: dict[str, float] = {}
-        self._known = False
-
-    @property
-    def are_known(self) -> bool:
-        """Whether there were any when they were asked last."""
-        return self._known
-
-    async def ask(self) -> tuple[list[pb.UsageReply], list[str]]:
-        """Return what the other nodes say of who holds what, each once, and the addresses of those that do not
-        answer."""
-        addresses = await asyncio.to_thread(self._addresses)
-        self._known = bool(addresses)
-        now_s = time.monotonic()
-        asked = [one for one in addresses if self._quiet_until_s.get(one, 0.0) <= now_s]
-        replies = await asyncio.gather(*map(self._told_by, asked))
-        told = dict(zip(asked, replies, strict=True))
-        answers = {reply.token: reply for reply in replies if reply is not None and reply.token != self._token}
-        return list(answers.values()), [one for one in addresses if told.get(one) is None]
-
-    async def _told_by(self, address: str) -> pb.UsageReply | None:
-        peer = files_pb2.Peer(node_id=address, address=address)
-        try:
-            reply: pb.UsageReply = await self._relay.call(peer, "Usage", pb.UsageRequest(), ANSWER_S, as_node=True)
-        except MonarchNbError as error:
-            _log.info("%s does not say who holds what there: %s", address, error)
-            self._quiet_until_s[address] = time.monotonic() + QUIET_S
-            return None
-        return reply
-
-    def _addresses(self) -> list[str]:
-        if is_local(self._address):
-            found = _of_this_machine(self._paths.directory.parent)
-        else:
-            found = _of_network(self._words(), self._trust, self._publish)
-        return [address for address in dict.fromkeys(found) if address != self._address]
 
 
 def _of_this_machine(pool: Path) -> Iterable[str]:
@@ -206,12 +149,16 @@ class Fairness:
     """Counts for one node what people hold of its pool, and refuses what would be too much.
 
     Args:
-        others: the other nodes.
+        trust: of the pool, where its files lie on this host; None for a local pool.
+        publish: where nodes publish themselves, if this one does.
     """
 
-    def __init__(self, identity: Identity, state: NodeState, others: Others, file: LimitsFile) -> None:
-        self._identity, self._state, self._others, self._file = identity, state, others, file
+    def __init__(self, node: Node, trust: TrustPaths | None, publish: Path | None) -> None:
+        self._identity, self._state, self._file = node.identity, node.state, node.limits
+        self._pool, self._relay = node.paths.directory.parent, node.files.relay
+        self._trust, self._publish = trust, publish
         self._groups: dict[str, tuple[float, frozenset[str]]] = {}
+        self._quiet_until_s: dict[str, float] = {}
 
     # ---- limits ----
 
@@ -224,16 +171,40 @@ class Fairness:
         limits = self._file.newest()
         if limits is None or reservation_id not in self._state.leases:
             return
-        holdings, _ = await self._ask()
+        holdings, *_ = await self._ask()
         await self._learn_groups(limits, holdings.people)
         if reservation_id in holdings.reserved:
             where, node = str(self._file.path), self._identity.node_id
             quotas.check(limits, holdings, reservation_id, self._groups_of, where, node)
 
-    async def _ask(self) -> tuple[Holdings, list[str]]:
-        """Return what people hold of the pool, and which nodes do not answer."""
-        told, silent = await self._others.ask()
-        return Holdings.told([self.usage(), *told]), silent
+    async def _ask(self) -> tuple[Holdings, list[str], list[str]]:
+        """Return what people hold of the pool, the addresses of all other nodes, and of those that do not answer."""
+        addresses = await asyncio.to_thread(self._addresses)
+        now_s = time.monotonic()
+        asked = [one for one in addresses if self._quiet_until_s.get(one, 0.0) <= now_s]
+        replies = dict(zip(asked, await asyncio.gather(*map(self._usage_of, asked)), strict=True))
+        answers = {reply.token: reply for reply in replies.values() if reply is not None}  # each node once
+        answers[self._identity.token] = self.usage()
+        return Holdings.told(answers.values()), addresses, [one for one in addresses if replies.get(one) is None]
+
+    async def _usage_of(self, address: str) -> pb.UsageReply | None:
+        peer = files_pb2.Peer(node_id=address, address=address)
+        try:
+            reply: pb.UsageReply = await self._relay.call(peer, "Usage", pb.UsageRequest(), ANSWER_S, as_node=True)
+        except MonarchNbError as error:
+            _log.info("%s does not say who holds what there: %s", address, error)
+            self._quiet_until_s[address] = time.monotonic() + QUIET_S
+            return None
+        return reply
+
+    def _addresses(self) -> list[str]:
+        """Return where other nodes are, as far as this one knows."""
+        if is_local(self._identity.address):
+            found = _of_this_machine(self._pool)
+        else:
+            limits = self._file.newest()
+            found = _of_network(limits.nodes if limits else (), self._trust, self._publish)
+        return [address for address in dict.fromkeys(found) if address != self._identity.address]
 
     async def _learn_groups(self, limits: Quotas, people: set[str]) -> None:
         now_s = time.monotonic()
@@ -267,10 +238,10 @@ class Fairness:
     async def usage_with_standings(self, asker: str) -> tuple[pb.UsageReply, set[str]]:
         """Return the same, and who is how near to which limit in the pool; and the groups of who asks."""
         limits = self._file.newest()
-        holdings, silent = await self._ask()
+        holdings, others, silent = await self._ask()
         reply = self.usage()
         reply.silent.extend(silent)
-        reply.asks_others = self._others.are_known
+        reply.asks_others = bool(others)
         if limits is not None:
             await self._learn_groups(limits, holdings.people | {asker, *(entry.name for entry in limits.people)})
             reply.standings.extend(quotas.standings(limits, holdings, self._groups_of, [asker]))

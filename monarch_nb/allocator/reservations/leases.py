@@ -6,33 +6,24 @@ import asyncio
 import contextlib
 import json
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from monarch_nb.allocator.processes.processes import seconds_since_boot
 from monarch_nb.allocator.reservations.expiry import Expiry
-from monarch_nb.allocator.reservations.queue import Line
+from monarch_nb.allocator.reservations.queue import Queue
 from monarch_nb.allocator.state.lease import released
-from monarch_nb.config import MAIN_MESH, MONARCH_MESH, NodePaths, patience
+from monarch_nb.config import MAIN_MESH, MONARCH_MESH, patience
 from monarch_nb.errors import LimitReached, MeshNotFound, MonarchNbError, PoolError, ReservationNotFound, UsageError
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import files_pb2
 from monarch_nb.rpc.status import error_to_json
 
 if TYPE_CHECKING:
-    from monarch_nb.allocator.files.directories import Removal
-    from monarch_nb.allocator.files.node_files import NodeFiles
-    from monarch_nb.allocator.logs.stored import KeptLogs
-    from monarch_nb.allocator.mail.mail import Mail
-    from monarch_nb.allocator.memory.records import Records
-    from monarch_nb.allocator.processes.grace import Autosaves
-    from monarch_nb.allocator.processes.supervisor import RankProcess, Supervisor
-    from monarch_nb.allocator.reservations.fairness import Fairness
-    from monarch_nb.allocator.reservations.gpu_locks import GpuLocks
-    from monarch_nb.allocator.runs.audience import Audience
+    from monarch_nb.allocator.node import Node
+    from monarch_nb.allocator.processes.supervisor import RankProcess
     from monarch_nb.allocator.runs.sessions import Session
-    from monarch_nb.allocator.state.state import NodeState
 
 _log = logging.getLogger(__name__)
 _audit_log = logging.getLogger("monarch_nb.audit")
@@ -50,95 +41,23 @@ RELEASED = "the mesh was released while the run went on"
 GONE = "its mesh was released or stopped while the message was under way"
 
 
-class Meshes:
-    """Closes and removes the meshes of a node."""
-
-    def __init__(
-        self,
-        paths: NodePaths,
-        state: NodeState,
-        records: Records,
-        supervisor: Supervisor,
-        audience: Audience,
-        mail: Mail,
-        removal: Removal,
-        kept_logs: KeptLogs,
-    ) -> None:
-        self._paths, self._state, self._records = paths, state, records
-        self._supervisor, self._audience, self._mail = supervisor, audience, mail
-        self._removal, self._kept_logs = removal, kept_logs
-
-    def close(self, mesh_id: str, why: str = RELEASED) -> None:
-        """From now on the mesh is not known; whoever waits for a run of it is told why."""
-        if mesh := self._state.meshes.pop(mesh_id, None):
-            ended = self._state.ended.get(mesh.spec.reservation_id)
-            gone = error_to_json(released(ended) if ended else MeshNotFound(why))
-            for run in mesh.runs.values():
-                self._audience.dismiss(run, gone)
-            if lease := self._state.leases.get(mesh.spec.reservation_id):
-                self._kept_logs.note(mesh, lease.request)
-        self._records.close_mesh(mesh_id)
-        self._mail.mesh_is_gone(mesh_id, GONE)
-
-    async def remove(self, mesh_id: str) -> None:
-        """End a mesh's store, and forget the mesh, whose ranks have ended."""
-        await self._supervisor.end_store(mesh_id)
-        self._records.delete_mesh(mesh_id)
-        self._remove_files(self._paths.mesh(mesh_id))
-
-    def _remove_files(self, directory: Path) -> None:
-        self._kept_logs.keep(directory)
-        self._removal.remove(directory)
-
-    def remove_unknown(self) -> None:
-        """An allocator was killed while it spawned or released them."""
-        self._removal.resume()
-        with contextlib.suppress(FileNotFoundError):
-            for directory in self._paths.meshes.iterdir():
-                if directory.name not in self._records.meshes:
-                    self._remove_files(directory)
-
-
 class Leases:
     """Leases slots of a node to reservations.
 
     Attributes:
         expiry: ends those that end by themselves.
         releases: those that go on, by reservation.
-        line: who waits for slots.
+        queue: who waits for slots.
     """
 
-    def __init__(
-        self,
-        state: NodeState,
-        records: Records,
-        supervisor: Supervisor,
-        meshes: Meshes,
-        files: NodeFiles,
-        sessions: set[Session],
-        gpu_locks: GpuLocks,
-        autosaves: Autosaves,
-        fairness: Fairness,
-        warn_scripts: Callable[[str, float], None],
-        grace_s: float,
-    ) -> None:
-        self._fairness = fairness
+    def __init__(self, node: Node) -> None:
+        self._node, self._paths = node, node.paths
+        self._state, self._records, self._supervisor = node.state, node.records, node.supervisor
+        self._sessions, self._gpu_locks = node.sessions, node.gpu_locks
         self._checks: set[asyncio.Task[None]] = set()
-        self._state, self._records, self._supervisor = state, records, supervisor
-        self._meshes, self._files, self._sessions, self._gpu_locks = meshes, files, sessions, gpu_locks
         self.releases: dict[str, asyncio.Task[int]] = {}
-        self.line = Line(self._tell_who_waits)
-        self.expiry = Expiry(
-            state,
-            sessions,
-            files.relay,
-            releases=self.releases,
-            save_lease=records.save_lease,
-            start_release=self.start_release,
-            autosaves=autosaves,
-            warn_scripts=warn_scripts,
-            grace_s=grace_s,
-        )
+        self.queue = Queue(node.state, node.sessions)
+        self.expiry = Expiry(node)
 
     # ---- to have ----
 
@@ -172,30 +91,11 @@ class Leases:
             self._state.gpus_held = self._gpu_locks.held_by_others()
             yield
 
-    # ---- the line ----
-
     def attach(self, session: Session, reservation_id: str) -> None:
         """A client uses a reservation: it is told what there is to say of it, and who waits for such slots."""
         self.expiry.attach(session, reservation_id)
-        if self.waiting_for(reservation_id):
-            self._tell_line(session, reservation_id)
-
-    def _tell_who_waits(self) -> None:
-        for session in self._sessions:
-            for reservation_id in session.attached & self._state.leases.keys():
-                self._tell_line(session, reservation_id)
-
-    def _tell_line(self, session: Session, reservation_id: str) -> None:
-        waiting = self.waiting_for(reservation_id)
-        session.send(urgent=False, in_line=pb.InLine(reservation_id=reservation_id, waiting=waiting))
-
-    def waiting_for(self, reservation_id: str) -> list[pb.WaitRequest]:
-        """Return who waits for such slots as a reservation has, but for itself, which is to grow."""
-        if (lease := self._state.leases.get(reservation_id)) is None:
-            return []
-        own = lease.request.name, lease.request.owner
-        waiting = self.line.waiting(gpus=bool(lease.request.gpus))
-        return [request for request in waiting if (request.name, request.owner) != own]
+        if self.queue.waiting_for(reservation_id):
+            self.queue.tell(session, reservation_id)
 
     # ---- to hold ----
 
@@ -224,7 +124,7 @@ class Leases:
             task.add_done_callback(self._checks.discard)
         else:
             try:
-                await self._fairness.check(reservation_id)
+                await self._node.fairness.check(reservation_id)
             except MonarchNbError:
                 await self.release(reservation_id)
                 raise
@@ -248,7 +148,7 @@ class Leases:
 
     async def _check_later(self, reservation_id: str) -> None:
         try:
-            await self._fairness.check(reservation_id)
+            await self._node.fairness.check(reservation_id)
         except LimitReached as error:
             await self.release(reservation_id, str(error))
 
@@ -336,11 +236,11 @@ class Leases:
         ranks = [rank for rank in self._supervisor.ranks.values() if rank.home_id in meshes]
         replaced = [rank for rank in self._supervisor.leaving if rank.home_id in meshes]
         for mesh_id in meshes:
-            self._meshes.close(mesh_id, why)  # first, so that ranks which are being started find that it is gone
+            self.close_mesh(mesh_id, why)  # first, so that ranks which are being started find that it is gone
         await self._supervisor.end([*ranks, *replaced], patience_s=patience(1.0))
         self._records.delete_ranks(ranks)
         for mesh_id in meshes:
-            await self._meshes.remove(mesh_id)
+            await self.remove_mesh(mesh_id)
         return ranks
 
     async def release(
@@ -373,7 +273,7 @@ class Leases:
         meshes = [m for m, record in self._records.meshes.items() if record.spec.reservation_id == reservation_id]
         ranks = await self.end_meshes(meshes)
         if lease := self._state.leases.get(reservation_id):
-            await self._files.release(reservation_id, lease.request.name)
+            await self._node.files.release(reservation_id, lease.request.name)
             ended = self._state.ended.get(reservation_id, pb.Ended())
             audit(
                 "expired" if ended.why else "released",
@@ -384,6 +284,38 @@ class Leases:
             )
         self._state.release(reservation_id)
         self._gpu_locks.release(reservation_id)
-        self._records.delete_lease(reservation_id)
-        self.line.slots_are_free()
+        self._records.forget("lease", reservation_id)
+        self.queue.slots_are_free()
         return sum(not rank.record.script_of for rank in ranks)
+
+    # ---- meshes ----
+
+    def close_mesh(self, mesh_id: str, why: str = RELEASED) -> None:
+        """From now on the mesh is not known; whoever waits for a run of it is told why."""
+        if mesh := self._state.meshes.pop(mesh_id, None):
+            ended = self._state.ended.get(mesh.spec.reservation_id)
+            gone = error_to_json(released(ended) if ended else MeshNotFound(why))
+            for run in mesh.runs.values():
+                self._node.audience.dismiss(run, gone)
+            if lease := self._state.leases.get(mesh.spec.reservation_id):
+                self._node.kept_logs.note(mesh, lease.request)
+        self._records.close_mesh(mesh_id)
+        self._node.mail.mesh_is_gone(mesh_id, GONE)
+
+    async def remove_mesh(self, mesh_id: str) -> None:
+        """End a mesh's store, and forget the mesh, whose ranks have ended."""
+        await self._supervisor.end_store(mesh_id)
+        self._records.delete_mesh(mesh_id)
+        self._remove_files(self._paths.mesh(mesh_id))
+
+    def _remove_files(self, directory: Path) -> None:
+        self._node.kept_logs.keep(directory)
+        self._node.files.removal.remove(directory)
+
+    def remove_unknown_meshes(self) -> None:
+        """An allocator was killed while it spawned or released them."""
+        self._node.files.removal.resume()
+        with contextlib.suppress(FileNotFoundError):
+            for directory in self._paths.meshes.iterdir():
+                if directory.name not in self._records.meshes:
+                    self._remove_files(directory)

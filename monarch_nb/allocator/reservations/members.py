@@ -23,11 +23,10 @@ import contextlib
 import functools
 import logging
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from monarch_nb import config
-from monarch_nb.allocator.memory.records import Records, owed_key
 from monarch_nb.allocator.processes import processes
 from monarch_nb.allocator.processes.processes import seconds_since_boot
 from monarch_nb.config import cadence, patience
@@ -36,12 +35,8 @@ from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import files_pb2
 
 if TYPE_CHECKING:
-    from monarch_nb.allocator.files.relay import Relay
-    from monarch_nb.allocator.mail.mail import Mail
-    from monarch_nb.allocator.reservations.expiry import Expiry
-    from monarch_nb.allocator.reservations.leases import Leases
+    from monarch_nb.allocator.node import Node
     from monarch_nb.allocator.runs.sessions import Session
-    from monarch_nb.allocator.state.state import NodeState
     from monarch_nb.proto.state_pb2 import ProcessIdentity
 
 _log = logging.getLogger(__name__)
@@ -52,47 +47,55 @@ MOST_NOTICES = 5000
 """Of nodes that are to be told something: a pool whose nodes never come back does not fill the database."""
 
 
-class Owed:
-    """What this node has to tell others.
+class Outbox:
+    """What this node has to tell others, until they have answered: to end a mesh or a reservation, or its nodes.
 
-    Args:
-        relay: reaches them.
+    They were away when their reservation was given back, or their place in it to another node; or the client died that
+    would have said so.
     """
 
-    def __init__(self, records: Records, relay: Relay) -> None:
-        self._records, self._relay = records, relay
+    def __init__(self, node: Node) -> None:
+        self._records, self._relay = node.records, node.files.relay
         self._telling: dict[str, asyncio.Task[None]] = {}
 
     def resume(self) -> None:
-        """Go on with what the allocator before this one owed."""
-        for request in self._records.owed():
-            self._tell_all(request)
+        """Go on with what the allocator before this one had to tell."""
+        for key, notice in self._records.database.read("notice", pb.UndertakeRequest):
+            self._start(key, notice)
 
     def take(self, request: pb.UndertakeRequest) -> None:
-        """End a mesh or a reservation on nodes, when they answer, or let them know its nodes."""
-        if request.nodes and len(self._telling) + len(request.nodes) <= MOST_NOTICES:
-            self._records.save_owed(request)
-            self._tell_all(request)
+        """Have nodes end something, when they answer, or let them know the nodes of a reservation."""
+        if len(self._telling) + len(request.nodes) > MOST_NOTICES:
+            return
+        change = f"/{request.members.revision}" if request.HasField("members") else ""
+        for peer in request.nodes:
+            notice = pb.UndertakeRequest()
+            notice.CopyFrom(request)
+            del notice.nodes[:]
+            notice.nodes.append(peer)
+            key = f"{request.reservation_id}/{request.mesh_id}/{peer.address}{change}"
+            self._records.database.put("notice", key, notice)
+            self._start(key, notice)
+        self._records.flush()
 
     def close(self) -> None:
         """Tell nobody any more; the next allocator does."""
         for task in self._telling.values():
             task.cancel()
 
-    def _tell_all(self, request: pb.UndertakeRequest) -> None:
-        for peer in request.nodes:
-            key = owed_key(request, peer)
-            if key not in self._telling:
-                task = self._telling[key] = asyncio.create_task(self._tell(request, peer))
-                task.add_done_callback(lambda _, key=key: self._telling.pop(key))  # type: ignore[misc]
+    def _start(self, key: str, notice: pb.UndertakeRequest) -> None:
+        if key not in self._telling:
+            task = self._telling[key] = asyncio.create_task(self._tell(key, notice))
+            task.add_done_callback(lambda _: self._telling.pop(key))
 
-    async def _tell(self, request: pb.UndertakeRequest, peer: files_pb2.Peer) -> None:
-        method, message = _call(request)
-        what = f"{method} of reservation {request.reservation_id} {request.mesh_id}".rstrip()
+    async def _tell(self, key: str, notice: pb.UndertakeRequest) -> None:
+        [peer] = notice.nodes
+        method, message = _call(notice)
+        what = f"{method} of reservation {notice.reservation_id} {notice.mesh_id}".rstrip()
         refusal = ""
         while True:
             try:
-                await self._relay.call(peer, method, message, patience(30.0), owner=request.owner)
+                await self._relay.call(peer, method, message, patience(30.0), owner=notice.owner)
                 _log.info("%s has been told: %s", peer.node_id, what)
                 break
             except NodeUnreachable:
@@ -105,7 +108,7 @@ class Owed:
             except MonarchNbError as error:
                 _log.warning("%s does not do it: %s: %s", peer.node_id, what, error)
                 break
-        self._records.pay(owed_key(request, peer))
+        self._records.forget("notice", key)
 
 
 def _call(request: pb.UndertakeRequest) -> tuple[str, pb.ReleaseRequest | pb.StopMeshRequest | pb.ChangeMembersRequest]:
@@ -122,27 +125,10 @@ LEFT = "its node is no longer part of the reservation"
 
 
 class Members:
-    """Changes which nodes a reservation has.
+    """Changes which nodes a reservation has."""
 
-    Args:
-        address: of this node.
-        owed: tells other nodes.
-        sessions: the clients, as they come and go.
-        end_runs: called with (mesh id, why) when what a mesh runs here is about to end.
-    """
-
-    def __init__(
-        self,
-        address: str,
-        state: NodeState,
-        leases: Leases,
-        owed: Owed,
-        mail: Mail,
-        sessions: Iterable[Session],
-        end_runs: Callable[[str, str], None],
-    ) -> None:
-        self._address, self._state, self._leases = address, state, leases
-        self._owed, self._mail, self._sessions, self._end_runs = owed, mail, sessions, end_runs
+    def __init__(self, node: Node) -> None:
+        self._node, self._address, self._state = node, node.identity.address, node.state
 
     async def change(self, request: pb.ChangeMembersRequest) -> bool:
         """Know the nodes of a reservation; return whether that is news, and this one is among them still.
@@ -157,7 +143,7 @@ class Members:
         lease = self._state.lease(reservation_id)
         if concerned is None:
             if not lease.has_node(self._address):
-                await self._leases.release(reservation_id)
+                await self._node.leases.release(reservation_id)
             return False
         self._pass_on(request, lease.request.owner, concerned if request.pass_on else astray)
         if not lease.has_node(self._address):
@@ -165,24 +151,24 @@ class Members:
             for mesh_id in [
                 key for key, mesh in self._state.meshes.items() if mesh.spec.reservation_id == reservation_id
             ]:
-                self._end_runs(mesh_id, request.ends or LEFT)
-            await self._leases.release(reservation_id)
+                self._node.runs.end_all(mesh_id, request.ends or LEFT)
+            await self._node.leases.release(reservation_id)
             return False
-        self._leases.has_changed(reservation_id)
+        self._node.leases.has_changed(reservation_id)
         for peer in concerned:
             if not lease.has_node(peer.address):
-                self._mail.node_is_lost(peer.address, LEFT)
+                self._node.mail.node_is_lost(peer.address, LEFT)
         changed = pb.MembersChanged(reservation_id=reservation_id, revision=lease.revision)
-        for session in self._sessions:
+        for session in self._node.sessions:
             if session.may_read(reservation_id):
                 session.send(members_changed=changed)
         return True
 
     def _pass_on(self, request: pb.ChangeMembersRequest, owner: str, to: Iterable[files_pb2.Peer]) -> None:
         nodes = [peer for peer in to if peer.address != self._address]
-        owed = pb.UndertakeRequest(reservation_id=request.reservation_id, owner=owner, nodes=nodes, members=request)
-        owed.members.pass_on = False
-        self._owed.take(owed)
+        notice = pb.UndertakeRequest(reservation_id=request.reservation_id, owner=owner, nodes=nodes, members=request)
+        notice.members.pass_on = False
+        self._node.outbox.take(notice)
 
 
 def _astray(nodes: Iterable[files_pb2.Peer], request: pb.ChangeMembersRequest) -> list[files_pb2.Peer]:
@@ -196,22 +182,16 @@ MOST_IN_PROGRESS = 1000
 
 
 class Undertakings:
-    """Looks after clients that make or end something on several nodes.
+    """Looks after clients that make or end something on several nodes."""
 
-    Args:
-        sessions: the clients, as they come and go.
-        expiry: told when a client is gone that has not confirmed what it leased.
-        owed: tells nodes what they are to end.
-    """
-
-    def __init__(self, records: Records, sessions: Iterable[Session], expiry: Expiry, owed: Owed) -> None:
-        self._records, self._sessions, self._expiry, self._owed = records, sessions, expiry, owed
+    def __init__(self, node: Node) -> None:
+        self._node, self._records, self._sessions = node, node.records, node.sessions
         self._begun: dict[str, pb.UndertakeRequest] = {}
         self._waiting: dict[str, asyncio.Task[None]] = {}
 
     def resume(self) -> None:
         """Go on with what the allocator before this one was told: its clients may come back."""
-        self._begun = self._records.undertakings()
+        self._begun = dict(self._records.database.read("undertaking", pb.UndertakeRequest))
         for request in self._begun.values():
             self._wait_for(request.client_id)
 
@@ -226,14 +206,14 @@ class Undertakings:
         key = f"{request.client_id}/{request.reservation_id}/{request.mesh_id}"
         if request.done:
             if self._begun.pop(key, None):
-                self._records.end_undertaking(key)
+                self._records.forget("undertaking", key)
             return
         if len(self._begun) >= MOST_IN_PROGRESS:
             raise UsageError(
                 f"this node is making or ending {MOST_IN_PROGRESS} reservations and meshes already: try again later"
             )
         self._begun[key] = request
-        self._records.save_undertaking(key, request)
+        self._records.save("undertaking", key, request)
         if not self._is_here(request.client_id):
             self._wait_for(request.client_id)
 
@@ -242,12 +222,12 @@ class Undertakings:
         making = (key for key, one in self._begun.items() if one.mesh_id == mesh_id and not one.linger_s)
         for key in list(making):
             del self._begun[key]
-            self._records.end_undertaking(key)
+            self._records.forget("undertaking", key)
 
     def session_left(self, session: Session) -> None:
         """A client is gone, or its connection broke."""
         client_id = session.client_id
-        if self._expiry.leases_of(client_id) or any(one.client_id == client_id for one in self._begun.values()):
+        if self._node.leases.expiry.leases_of(client_id) or self._of(client_id):
             self._wait_for(client_id, session.process)
 
     def close(self) -> None:
@@ -290,20 +270,20 @@ class Undertakings:
         for key, request in list(self._begun.items()):
             if request.client_id == client_id and 0 < request.linger_s <= gone_s:
                 del self._begun[key]
-                self._records.end_undertaking(key)
+                self._records.forget("undertaking", key)
                 if not any(one.mesh_id == request.mesh_id and one.linger_s for one in self._begun.values()):
                     _log.info("nobody uses mesh %s: this node ends it on all its nodes", request.mesh_id)
-                    self._owed.take(request)
+                    self._node.outbox.take(request)
 
     def _end_all(self, client_id: str) -> None:
-        self._expiry.client_is_gone(client_id)
+        self._node.leases.expiry.client_is_gone(client_id)
         for key, request in list(self._begun.items()):
             if request.client_id == client_id and not request.linger_s:
                 what = f"mesh {request.mesh_id}" if request.mesh_id else f"reservation {request.reservation_id}"
                 _log.warning("a client died while it made or ended %s: this node ends it on all its nodes", what)
-                self._owed.take(request)
+                self._node.outbox.take(request)
                 del self._begun[key]
-                self._records.end_undertaking(key)
+                self._records.forget("undertaking", key)
 
 
 async def _end_of(process: ProcessIdentity | None) -> None:

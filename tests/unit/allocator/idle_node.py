@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import errno
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from monarch_nb.allocator import node as node_module
+from monarch_nb.allocator.memory.records import Records
 from monarch_nb.allocator.node import Node
 from monarch_nb.allocator.processes.supervisor import RankProcess
 from monarch_nb.allocator.runs.sessions import Session
+from monarch_nb.allocator.state.state import NodeState
 from monarch_nb.config import NodePaths
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2, state_pb2
@@ -122,7 +125,7 @@ def reserve(node: Node, reservation_id: str = "r") -> None:
 
 def tell(node: NodeWithoutProcesses, result: run_pb2.RankResult) -> None:
     """A rank says what a run has come to."""
-    node._on_result(node.supervisor.ranks[MESH, result.rank], result)
+    node.on_result(node.supervisor.ranks[MESH, result.rank], result)
 
 
 def store_request() -> pb.HostStoreRequest:
@@ -151,6 +154,15 @@ def submit(node: Node, run_id: str, session: Session | None = None, number: int 
 
 def events(session: Session, kind: str) -> list[Any]:
     return [getattr(event, kind) for event in session._events if event.HasField(kind)]  # type: ignore[arg-type]
+
+
+def state_after_restart(node: Node) -> NodeState:
+    """Return what an allocator that is started again knows."""
+    again: Any = SimpleNamespace(paths=node.paths, state=NodeState(4), supervisor=FakeSupervisor())
+    records = Records(again)
+    records.read()
+    records.close()
+    return again.state  # type: ignore[no-any-return]
 
 
 def assert_nothing_left(node: NodeWithoutProcesses) -> None:

@@ -90,7 +90,7 @@ def told(name: str, state: NodeState) -> pb.StatusReply:
         "actors": SimpleNamespace(refresh=nothing, of=lambda _: ((), 0), memory_bytes=lambda _: 0),
         "leases": SimpleNamespace(expiry=SimpleNamespace(is_busy=lambda _: False)),
         "scripts": SimpleNamespace(at_work=lambda *_: None),
-        "autosaves": SimpleNamespace(armed=lambda _: None),
+        "grace": SimpleNamespace(armed=lambda _: None),
     }
     past = pb.PastRuns(mesh_id="m", tracebacks_of=1)
     of_node: Any = SimpleNamespace(**parts)

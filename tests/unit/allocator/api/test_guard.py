@@ -15,8 +15,6 @@ from monarch_nb.allocator.api import guard
 from monarch_nb.allocator.api.access import Access
 from monarch_nb.allocator.api.guard import SERVICE, Guard
 from monarch_nb.allocator.api.service import AllocatorService
-from monarch_nb.allocator.memory.records import read_state
-from monarch_nb.allocator.state.state import NodeState
 from monarch_nb.errors import AccessDenied, MonarchNbError, UsageError
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import files_pb2, run_pb2
@@ -26,7 +24,7 @@ from monarch_nb.rpc.status import error_from_json, translate
 from monarch_nb.trust.authority import Authority
 from monarch_nb.trust.identity import Identity
 from monarch_nb.trust.pools import make_paths
-from unit.allocator.idle_node import MESH, NodeWithoutProcesses, spawn_request, store_request
+from unit.allocator.idle_node import MESH, NodeWithoutProcesses, spawn_request, state_after_restart, store_request
 
 TIMEOUT_S = 60.0
 Connect = Callable[[str, str], Any]
@@ -152,7 +150,7 @@ async def test_only_who_may_read_hears_that_a_rank_has_died(connect: Connect, no
     alice = await Stream(connect("alice", "user")).opened()
     bob = await Stream(connect("bob", "user")).opened()
     node.supervisor.explain_death = lambda *_: run_pb2.Death(signal=9)
-    node._on_death(node.supervisor.ranks[MESH, 1], 0)
+    node.on_death(node.supervisor.ranks[MESH, 1], 0)
     assert (await alice.next()).rank_died.rank == 1
     await bob.send(attach=pb.Attach(reservation_id="r"))
     assert (await bob.next()).HasField("refused"), "nothing came before"
@@ -260,9 +258,7 @@ class TestShares:
         herself = pb.ShareRequest(reservation_id="r", to="alice", right=pb.RIGHT_READ)
         assert isinstance(await outcome(alice.Share(herself)), UsageError)
         await alice.Share(share(pb.RIGHT_OWN))
-        state = NodeState(procs=4)
-        read_state(node.records.database, [], state, {})
-        assert state.leases["r"].shares == {"bob": pb.RIGHT_RUN}
+        assert state_after_restart(node).leases["r"].shares == {"bob": pb.RIGHT_RUN}
 
 
 @pytest.mark.parametrize(("mesh", "why"), [(MESH, "No such file or directory"), ("f" * 32, "does not exist")])

@@ -23,13 +23,13 @@ class TestRestart:
         await spawn(node)
         old = list(node.supervisor.ranks.values())
         node.supervisor.may_end.clear()
-        mesh = await node.restarts.restart(MESH, [0, 1])
+        mesh = await node.forking.restart(MESH, [0, 1])
         assert [rank for rank, slot in sorted(mesh.ranks.items()) if slot.ready] == [0, 1]
         assert node.supervisor.leaving == old
         left = node.records.database.read("leaving", state_pb2.RankRecord)
         assert sorted(record.token for _, record in left) == sorted(process.record.token for process in old)
         node.supervisor.may_end.set()
-        await asyncio.gather(*node.restarts.ending)
+        await asyncio.gather(*node.forking.ending)
         node.records.flush()
         assert (node.supervisor.leaving, list(node.records.database.read("leaving", state_pb2.RankRecord))) == ([], [])
 
@@ -38,7 +38,7 @@ class TestRestart:
         node.state.meshes[MESH].ranks[1].gpu_indices = [0]
         node.supervisor.may_end.clear()
         node.supervisor.asked.clear()
-        restart = asyncio.create_task(node.restarts.restart(MESH, [0, 1]))
+        restart = asyncio.create_task(node.forking.restart(MESH, [0, 1]))
         await node.supervisor.asked.wait()
         assert (len(node.supervisor.leaving), len(node.supervisor.ranks)) == (2, 0)
         node.supervisor.may_end.set()
@@ -48,7 +48,7 @@ class TestRestart:
     async def test_a_release_waits_for_those_that_are_leaving(self, node: NodeWithoutProcesses) -> None:
         await spawn(node)
         node.supervisor.may_end.clear()
-        await node.restarts.restart(MESH, [0, 1])
+        await node.forking.restart(MESH, [0, 1])
         node.supervisor.asked.clear()
         await node.supervisor.asked.wait()
         node.supervisor.asked.clear()
@@ -66,7 +66,7 @@ class TestRestart:
         await spawn(node)
         node.supervisor.may_fork.clear()
         node.supervisor.asked.clear()
-        restart = asyncio.create_task(node.restarts.restart(MESH, [0, 1]))
+        restart = asyncio.create_task(node.forking.restart(MESH, [0, 1]))
         await node.supervisor.asked.wait()
         await node.leases.release("r")
         reserve(node)

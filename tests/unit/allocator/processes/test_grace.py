@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from monarch_nb.allocator.processes.grace import BEFORE_S, Autosaves
+from monarch_nb.allocator.processes.grace import BEFORE_S, Grace
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2, state_pb2
 from monarch_nb.proto import worker_pb2 as wire
@@ -38,34 +38,35 @@ def script() -> Any:
 
 
 @pytest.fixture
-def autosaves(rank: Any, script: Any) -> Autosaves:
+def grace(rank: Any, script: Any) -> Grace:
     record = state_pb2.MeshRecord(spec=pb.SpawnRequest(mesh_id="m", reservation_id="r"))
     records: Any = SimpleNamespace(meshes={"m": record}, save_mesh=lambda _: None)
     supervisor: Any = SimpleNamespace(ranks={("m", 0): rank, ("run", 0): script})
-    return Autosaves(records, supervisor)
+    node: Any = SimpleNamespace(records=records, supervisor=supervisor)
+    return Grace(node, 0.0)
 
 
-async def test_ranks_and_scripts_save_where_armed_for_the_end(autosaves: Autosaves, rank: Any, script: Any) -> None:
-    autosaves.arm("m", run_pb2.ArmSaves(secret="s", every_s=60))
-    assert autosaves.before_s("r") == 0
-    await autosaves.save([rank, script], "the node is taken away", 5.0)
+async def test_ranks_and_scripts_save_where_armed_for_the_end(grace: Grace, rank: Any, script: Any) -> None:
+    grace.arm("m", run_pb2.ArmSaves(secret="s", every_s=60))
+    assert grace.before_s("r") == 0
+    await grace.save([rank, script], "the node is taken away", 5.0)
     assert not rank.link.told, "not for the end; a live rank is told by whoever asks for it"
     assert [each.WhichOneof("message") for each in script.link.told] == ["arm_saves"]
-    autosaves.arm("m", run_pb2.ArmSaves(secret="s", at_end=True))
-    assert autosaves.before_s("r") == BEFORE_S
-    autosaves.ask_soon("unknown", "its time is up", 5.0)
-    await autosaves.save([rank, script], "the node is taken away", 5.0, begin_within_s=2.0)
+    grace.arm("m", run_pb2.ArmSaves(secret="s", at_end=True))
+    assert grace.before_s("r") == BEFORE_S
+    grace.ask_soon("unknown", "its time is up", 5.0)
+    await grace.save([rank, script], "the node is taken away", 5.0, begin_within_s=2.0)
     for process in (rank, script):
         asked = process.link.told[-1].save_now
         assert (asked.why, asked.within_s, asked.is_last) == ("the node is taken away", 2.0, True)
 
 
-async def test_a_process_learns_what_is_armed(autosaves: Autosaves, rank: Any) -> None:
-    autosaves.tell(rank)
+async def test_a_process_learns_what_is_armed(grace: Grace, rank: Any) -> None:
+    grace.tell(rank)
     assert not rank.link.told
-    autosaves.arm("m", run_pb2.ArmSaves(secret="s", at_end=True, before_s=30))
-    autosaves.tell(rank)
+    grace.arm("m", run_pb2.ArmSaves(secret="s", at_end=True, before_s=30))
+    grace.tell(rank)
     assert rank.link.told[-1].arm_saves.before_s == 30
-    autosaves.arm("m", run_pb2.ArmSaves())
-    assert autosaves.armed("m") is None
-    assert autosaves.before_s("r") == 0
+    grace.arm("m", run_pb2.ArmSaves())
+    assert grace.armed("m") is None
+    assert grace.before_s("r") == 0

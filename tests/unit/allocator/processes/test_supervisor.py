@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -27,10 +28,7 @@ Sleepers = list[subprocess.Popen[bytes]]
 
 
 def supervisor_of(paths: NodePaths) -> Supervisor:
-    def ignore(*_: object) -> None:
-        """Nobody is told."""
-
-    return Supervisor(paths, *[ignore] * 8)
+    return Supervisor(Mock(paths=paths))
 
 
 @pytest.fixture

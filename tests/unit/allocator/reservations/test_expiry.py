@@ -7,11 +7,9 @@ import asyncio
 import pytest
 
 from monarch_nb import config
-from monarch_nb.allocator.memory.records import read_state
 from monarch_nb.allocator.node import Node
 from monarch_nb.allocator.processes.processes import seconds_since_boot
 from monarch_nb.allocator.runs.sessions import Session
-from monarch_nb.allocator.state.state import NodeState
 from monarch_nb.errors import ReservationExpired, ReservationReleased
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.rpc.status import error_from_json
@@ -21,6 +19,7 @@ from unit.allocator.idle_node import (
     reserve,
     spawn,
     spawn_request,
+    state_after_restart,
     store_request,
     submit,
 )
@@ -43,9 +42,8 @@ class TestReleasedByAPerson:
         assert refused.run_id == "run"
         assert isinstance(error_from_json(refused.error_json), ReservationReleased)
         assert events(stranger, "refused") == []
-        again = NodeState(4)
-        read_state(node.records.database, [], again, {})
-        assert again.ended == {"r": ended}, "an allocator that is started again knows it; the other one nobody used"
+        known = state_after_restart(node).ended
+        assert known == {"r": ended}, "an allocator that is started again knows it; the other one nobody used"
         late = Session()
         node.leases.expiry.attach(late, "r")
         assert [event.ended for event in events(late, "time_left")] == [ended]

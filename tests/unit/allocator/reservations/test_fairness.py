@@ -52,7 +52,7 @@ async def pool(tmp_path: Path) -> AsyncIterator[dict[str, NodeWithoutProcesses]]
         (directory / "node.json").write_text(json.dumps({"address": node.identity.address}))
     wire = Wire(dict(nodes))
     for node in nodes.values():
-        node.fairness._others._relay = wire  # type: ignore[assignment]
+        node.fairness._relay = wire  # type: ignore[assignment]
     yield nodes
     for node in nodes.values():
         node.leases.close()
@@ -91,7 +91,7 @@ async def test_a_node_that_does_not_answer_counts_with_what_the_others_know(
     one, two, three = pool.values()
     assert await take(one, "a", nodes=2) is None
     assert await take(two, "a", nodes=2, node_rank=1) is None
-    wire: Any = three.fairness._others._relay
+    wire: Any = three.fairness._relay
     wire.away.add(two.identity.address)
     assert isinstance(await take(three, "c"), LimitReached)
 

@@ -69,7 +69,7 @@ class TestRelease:
         await spawn(node)
         node.supervisor.may_fork.clear()
         node.supervisor.asked.clear()
-        task = asyncio.create_task(node.restarts.restart(MESH, [0, 1]))
+        task = asyncio.create_task(node.forking.restart(MESH, [0, 1]))
         await node.supervisor.asked.wait()
         release = asyncio.create_task(node.leases.release("r"))
         await asyncio.sleep(0)

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from monarch_nb.allocator.reservations import queue as lines
-from monarch_nb.allocator.reservations.queue import Line
+from monarch_nb.allocator.reservations.queue import Queue
+from monarch_nb.allocator.state.state import NodeState
 from monarch_nb.errors import MonarchNbError
 from monarch_nb.proto import allocator_pb2 as pb
 from unit.allocator.idle_node import NodeWithoutProcesses, reserve
@@ -21,7 +22,7 @@ Place = tuple[int, bool]
 class Waiting:
     """A client that waits, and reads what it is told."""
 
-    def __init__(self, line: Line, *, ticket: float = 0.0, **asked: Any) -> None:
+    def __init__(self, line: Queue, *, ticket: float = 0.0, **asked: Any) -> None:
         request = pb.WaitRequest(ticket=ticket, **asked)
         self.ticket = 0.0
         self._replies: AsyncGenerator[pb.WaitReply, None] = line.wait(request)
@@ -47,7 +48,7 @@ class Waiting:
 
 
 async def test_who_came_first_is_first_and_all_learn_that_slots_are_free() -> None:
-    line = Line()
+    line = Queue(NodeState(0), ())
     first, second, third = (Waiting(line, procs=1) for _ in range(3))
     gpus = Waiting(line, gpus=8)
     assert await gpus.told() == (1, True), "a line of their own"
@@ -66,7 +67,7 @@ async def test_who_came_first_is_first_and_all_learn_that_slots_are_free() -> No
 
 
 async def test_tickets_grow_whatever_the_clock_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    line = Line()
+    line = Queue(NodeState(0), ())
     now = time.time()
     tickets = []
     for clock in (now, now - 3600.0, now, now + 1.0, now + 1.0):
@@ -87,7 +88,7 @@ async def test_tickets_grow_whatever_the_clock_does(monkeypatch: pytest.MonkeyPa
 
 async def test_not_everybody_can_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lines, "MOST_WAITING", 1)
-    line = Line()
+    line = Queue(NodeState(0), ())
     first, second = Waiting(line, procs=1), Waiting(line, procs=1)
     assert await first.told() == (1, True)
     with pytest.raises(MonarchNbError, match="1 clients wait in line already"):
@@ -98,11 +99,11 @@ async def test_not_everybody_can_wait(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_one_that_is_to_grow_does_not_wait_for_itself(node: NodeWithoutProcesses) -> None:
     reserve(node)
     lease = node.state.leases["r"].request
-    line = node.leases.line
+    line = node.leases.queue
     itself = Waiting(line, procs=4, name=lease.name, owner=lease.owner, wait_id="itself")
     others = Waiting(line, procs=4, name=lease.name, owner="bob", wait_id="bob")
     await itself.told()
     await others.told()
-    assert [one.wait_id for one in node.leases.waiting_for("r")] == ["bob"]
+    assert [one.wait_id for one in node.leases.queue.waiting_for("r")] == ["bob"]
     await itself.leave()
     await others.leave()

@@ -67,7 +67,7 @@ class TestRuns:
             result = self.result("a", rank=rank)
             result.bundle_json, result.value_inline = bundle, b"value"
             tell(node, result)
-        node.collected(["a"])
+        node.runs.collected(["a"])
         results = node.state.meshes[MESH].runs["a"].results
         assert [(result.bundle_json, result.value_inline) for _, result in sorted(results.items())] == [
             ("small", b""),
@@ -82,7 +82,7 @@ class TestRuns:
             submit(node, run_id, number=number)
             for rank in (0, 1):
                 tell(node, self.result(run_id, rank))
-            node.collected([run_id])
+            node.runs.collected([run_id])
             node.records.flush()
         again = make_node(node.paths.directory)
         again.records.read()
@@ -112,8 +112,8 @@ class TestRuns:
         await spawn(node)
         for name in ("", ".", "..", "a/b", "/etc/passwd", ".hidden", "../../state.sqlite"):
             with pytest.raises(MonarchNbError, match="bad blob name"):
-                node.values.blob_path(MESH, name)
-        assert node.values.blob_path(MESH, "abc").parent == node.paths.blobs(MESH)
+                node.runs.blob_path(MESH, name)
+        assert node.runs.blob_path(MESH, "abc").parent == node.paths.blobs(MESH)
 
 
 async def test_a_death_is_told_before_the_run_that_ends_with_it(node: NodeWithoutProcesses) -> None:
@@ -122,7 +122,7 @@ async def test_a_death_is_told_before_the_run_that_ends_with_it(node: NodeWithou
     session = submit(node, "first")
     node.supervisor.explain_death = lambda *_: run_pb2.Death(signal=11)
     tell(node, run_pb2.RankResult(run_id="first", rank=0))
-    node._on_death(node.supervisor.ranks[MESH, 1], 11)
+    node.on_death(node.supervisor.ranks[MESH, 1], 11)
     kinds = [event.WhichOneof("message") for event in session._events]
     assert [kind for kind in kinds if kind in ("rank_died", "finished")] == ["rank_died", "finished"]
 
