@@ -15,7 +15,6 @@ import grpc
 from monarch_nb import config
 from monarch_nb.allocator.api.access import Access
 from monarch_nb.allocator.api.control import interrupt, look
-from monarch_nb.allocator.mail.mail import on_session
 from monarch_nb.allocator.node import Node
 from monarch_nb.allocator.processes import processes
 from monarch_nb.allocator.reservations.leases import audit
@@ -117,7 +116,7 @@ class SessionCall:
                     session.send(opened=opened)
                     if message.mailbox:
                         session.mailbox = message.mailbox
-                        self._node.mail.open_mailbox(message.mailbox, session, on_session(session))
+                        self._node.mail.open_mailbox(message.mailbox, session)
                 case "branches":
                     owner = self._node.state.check_nodes(message)
                     name = owner if caller.local else caller.name

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
-from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
 from google.protobuf.message import DecodeError
 
@@ -29,36 +29,15 @@ if TYPE_CHECKING:
     from monarch_nb.rpc.channel import OpenChannel
 
 
-class RankBox:
-    """Delivers to a rank: small letters as the bytes that came, large ones with a link to their content.
-
-    Args:
-        mesh_id, rank: whose blobs they are.
-        send: takes frames.
-    """
-
-    def __init__(self, mesh_id: str, rank: int, send: Callable[[bytes], None], blobs: Blobs) -> None:
-        self._mesh_id, self._rank, self._send, self._blobs = mesh_id, rank, send, blobs
-
-    def put(self, letter: Letter) -> None:
-        """Send it."""
-        if letter.blob is None:
-            self._send(letter.encoded)
-        else:
-            name = self._blobs.give(letter.blob, self._mesh_id, self._rank)
-            self._send(letter.naming(name).SerializeToString())
-
-
 class ClientBox:
     """Delivers to a client what comes in one turn of the loop at once.
 
     Args:
-        line: what ends when the client does not read any more: its session, or its connection for mail.
-        send: takes letters.
+        connection: what ends when the client does not read any more: its session, or its connection for mail.
     """
 
-    def __init__(self, line: object, send: Callable[[Sequence[Letter]], object], blobs: Blobs) -> None:
-        self.line, self._send_letters, self._blobs = line, send, blobs
+    def __init__(self, connection: Session | Visit, blobs: Blobs) -> None:
+        self.connection, self._blobs = connection, blobs
         self._gathered: list[Letter] = []
         self._lent: list[str] = []
 
@@ -73,22 +52,13 @@ class ClientBox:
 
     def _send(self) -> None:
         gathered, self._gathered = self._gathered, []
-        self._send_letters(gathered)
+        self.connection.send_mail(gathered)
 
     def close(self) -> None:
-        """The line is cut: what the client has not read is not read any more."""
+        """The connection has ended: what the client has not read is not read any more."""
         for name in self._lent:
             with contextlib.suppress(FileNotFoundError):
                 self._blobs.path(name).unlink()
-
-
-def on_session(session: Session) -> Callable[[Sequence[Letter]], None]:
-    """Return what sends letters on a client's session."""
-
-    def send(letters: Sequence[Letter]) -> None:
-        session.send(mail=pb.Envelopes(envelopes=[letter.envelope for letter in letters]))
-
-    return send
 
 
 _log = logging.getLogger(__name__)
@@ -132,7 +102,8 @@ class Mail:
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._gone: dict[str, None] = {}
         """Clients that did not come back, oldest first."""
-        self._door = Door(paths.mail_socket, self)
+        self._socket = paths.mail_socket
+        self._server: asyncio.Server | None = None
 
     def start(self) -> None:
         """Begin with nothing."""
@@ -141,21 +112,30 @@ class Mail:
     async def listen(self) -> None:
         """Let clients of this machine in."""
         if not self._identity.isolated:
-            await self._door.open()
+            loop = asyncio.get_running_loop()
+            self._server = await loop.create_unix_server(lambda: Visit(self).connection, str(self._socket))
 
     async def close(self) -> None:
         """Carry nothing any more."""
         for timer in self._timers.values():
             timer.cancel()
-        self._door.close()
+        if self._server is not None:
+            self._server.close()
         await self._peers.close()
 
     # ---- ranks ----
 
     def rank_is_there(self, process: RankProcess) -> None:
         """A rank takes mail from now on; what it sends may come already."""
-        box = RankBox(process.home_id, process.rank, process.link.mail.send, self.blobs)
-        self._office.opened(process.address, box)
+        self._office.opened(process.address, functools.partial(self._give, process))
+
+    def _give(self, process: RankProcess, letter: Letter) -> None:
+        """Send a letter to a rank: a small one as the bytes that came, a large one with a link to its content."""
+        if letter.blob is None:
+            process.link.mail.send(letter.encoded)
+        else:
+            name = self.blobs.give(letter.blob, process.home_id, process.rank)
+            process.link.mail.send(letter.naming(name).SerializeToString())
 
     def rank_is_gone(self, process: RankProcess, death: Death | None = None) -> None:
         """A rank has ended, or is about to: then `death` is None."""
@@ -203,7 +183,7 @@ class Mail:
 
     # ---- clients ----
 
-    def open_mailbox(self, mailbox: str, line: object, send: Callable[[Sequence[Letter]], object]) -> None:
+    def open_mailbox(self, mailbox: str, connection: Session | Visit) -> None:
         """A client takes mail; see ClientBox."""
         if before := self._boxes.pop(mailbox, None):  # of a session that has broken, as far as the client knows
             before.close()
@@ -211,13 +191,13 @@ class Mail:
         if timer := self._timers.pop(mailbox, None):
             timer.cancel()
         self._gone.pop(mailbox, None)
-        box = self._boxes[mailbox] = ClientBox(line, send, self.blobs)
-        self._office.opened(mailbox, box)
+        box = self._boxes[mailbox] = ClientBox(connection, self.blobs)
+        self._office.opened(mailbox, box.put)
 
-    def close_mailbox(self, line: object) -> None:
-        """The line to a client is cut. It may come back: what is sent to it waits a little."""
+    def close_mailbox(self, connection: Session | Visit) -> None:
+        """The connection to a client has ended. It may come back: what is sent to it waits a little."""
         for mailbox, box in list(self._boxes.items()):
-            if box.line is line:
+            if box.connection is connection:
                 self._boxes.pop(mailbox).close()
                 self._office.ended(mailbox, _AWAY)
                 self._wait_for_client(mailbox)
@@ -284,41 +264,11 @@ def _title(process: str) -> str:
     return f"rank {process.rpartition('/')[2]}"
 
 
-class Sorter(Protocol):
-    """What the door needs of the mail."""
+class Visit:
+    """A connection for mail alone, of a client of this machine: a round trip takes two thirds of the time that it takes
+    on a session. Its first frame says who it is."""
 
-    def open_mailbox(self, mailbox: str, line: object, send: Callable[[Sequence[Letter]], object]) -> None: ...
-    def close_mailbox(self, line: object) -> None: ...
-    def accept_frame(self, frame: bytes) -> None: ...
-
-
-class Door:
-    """Listens.
-
-    Args:
-        path: of the socket.
-        mail: gets what is sent.
-    """
-
-    def __init__(self, path: Path, mail: Sorter) -> None:
-        self._path, self._mail = path, mail
-        self._server: asyncio.Server | None = None
-
-    async def open(self) -> None:
-        """Let clients in."""
-        loop = asyncio.get_running_loop()
-        self._server = await loop.create_unix_server(lambda: _Visit(self._mail).connection, str(self._path))
-
-    def close(self) -> None:
-        """Let nobody in any more."""
-        if self._server is not None:
-            self._server.close()
-
-
-class _Visit:
-    """A client's connection: its first frame says who it is."""
-
-    def __init__(self, mail: Sorter) -> None:
+    def __init__(self, mail: Mail) -> None:
         self._mail = mail
         self._is_known = False
         self.connection = FrameConnection(self._on_frame, self._on_lost)
@@ -329,12 +279,13 @@ class _Visit:
                 self._mail.accept_frame(frame)
             else:
                 self._is_known = True
-                self._mail.open_mailbox(pb.Open.FromString(frame).mailbox, self, self._send)
+                self._mail.open_mailbox(pb.Open.FromString(frame).mailbox, self)
         except DecodeError:
             _log.warning("a client sent bytes that are no message")
             self.connection.close()
 
-    def _send(self, letters: Sequence[Letter]) -> None:
+    def send_mail(self, letters: Iterable[Letter]) -> None:
+        """Send letters."""
         self.connection.send(*(letter.encoded for letter in letters))
 
     def _on_lost(self) -> None:

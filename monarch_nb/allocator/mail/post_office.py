@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from monarch_nb.allocator.mail import letters
 from monarch_nb.allocator.mail.letters import Letter
@@ -77,22 +77,8 @@ class OpenCalls:
         return {call.process for call in self._away.pop(node, {})}
 
 
-class Box(Protocol):
-    """Takes the letters for one process."""
-
-    def put(self, letter: Letter) -> None:
-        """Deliver it, after those before it."""
-
-
-class HeldBox:
-    """Keeps the letters for a process that is not there yet."""
-
-    def __init__(self) -> None:
-        self.letters: list[Letter] = []
-
-    def put(self, letter: Letter) -> None:
-        """Keep it."""
-        self.letters.append(letter)
+Put = Callable[[Letter], object]
+"""Delivers a letter to one process, after those before it."""
 
 
 class PostOffice:
@@ -113,7 +99,9 @@ class PostOffice:
     ) -> None:
         self._here = Address(node=node)
         self._node, self._forward, self._why_missing = node, forward, why_missing
-        self._boxes: dict[str, Box] = {}
+        self._boxes: dict[str, Put] = {}
+        self._held: dict[str, list[Letter]] = {}
+        """Letters for processes that are not there yet, or away."""
         self._calls = OpenCalls()
 
     @property
@@ -143,19 +131,18 @@ class PostOffice:
             self._forward(envelope.node, letter)
             return
         for process in envelope.processes:
-            box = self._boxes.get(process) or self._hold(letter, process)
-            if box is not None:
+            put = self._boxes.get(process) or self._hold(letter, process)
+            if put is not None:
                 if envelope.call:
                     self._calls.delivered(process, envelope)
-                box.put(letter)
+                put(letter)
 
-    def _hold(self, letter: Letter, process: str) -> Box | None:
-        """Return where letters for a process wait; None when it will not be there, which the sender is told."""
-        told = self._why_missing(process)
-        if told is None:
-            return self._boxes.setdefault(process, HeldBox())
-        self._refuse(letter.envelope, [process], told)
-        return None
+    def _hold(self, letter: Letter, process: str) -> Put | None:
+        """Return what keeps letters for a process; None when it will not be there, which the sender is told."""
+        if process not in self._held and (told := self._why_missing(process)) is not None:
+            self._refuse(letter.envelope, [process], told)
+            return None
+        return self._held.setdefault(process, []).append
 
     def _refuse(self, envelope: Envelope, processes: Sequence[str], told: Undelivered) -> None:
         if not envelope.answers and not envelope.HasField("notice"):  # nobody waits to hear that
@@ -173,21 +160,16 @@ class PostOffice:
 
     # ---- processes of this node ----
 
-    def opened(self, process: str, box: Box) -> None:
+    def opened(self, process: str, put: Put) -> None:
         """A process is there; it gets what waited for it."""
-        before = self._boxes.get(process)
-        self._boxes[process] = box
-        if isinstance(before, HeldBox):
-            for letter in before.letters:
-                box.put(letter)
+        self._boxes[process] = put
+        for letter in self._held.pop(process, ()):
+            put(letter)
 
     def held(self, process: str) -> None:
         """Keep what comes for a process that is away."""
-        self._boxes[process] = HeldBox()
-
-    def is_held(self, process: str) -> bool:
-        """Whether a process is away."""
-        return isinstance(self._boxes.get(process), HeldBox)
+        self._boxes.pop(process, None)
+        self._held[process] = []
 
     def ended(self, process: str, reason: str, death: Death | None = None) -> None:
         """A process is gone, and answers nobody any more. Those that wait for it are told.
@@ -196,18 +178,17 @@ class PostOffice:
             reason: for people.
             death: how it ended, unless that was meant.
         """
-        box = self._boxes.pop(process, None)
-        if isinstance(box, HeldBox):
-            for letter in box.letters:
-                if not letter.envelope.call:
-                    self._refuse(letter.envelope, [process], Undelivered(death=death, reason=reason))
+        self._boxes.pop(process, None)
+        for letter in self._held.pop(process, ()):
+            if not letter.envelope.call:
+                self._refuse(letter.envelope, [process], Undelivered(death=death, reason=reason))
         for call in self._calls.ended(process):
             told = Undelivered(call=call.number, processes=[process], death=death, reason=reason)
             self._tell(Address(node=call.node, process=call.process), told)
 
     def ended_all(self, prefix: str, reason: str) -> None:
         """The same of all processes whose names begin so."""
-        for process in [process for process in self._boxes if process.startswith(prefix)]:
+        for process in [process for process in (*self._boxes, *self._held) if process.startswith(prefix)]:
             self.ended(process, reason)
 
     # ---- other nodes ----

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from monarch_nb.allocator.logs.output import DirectoryWatch, RankFiles
 from monarch_nb.allocator.runs.below import OUTPUT_S, Below
@@ -16,6 +16,9 @@ from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2
 from monarch_nb.proto.files_pb2 import Peer
 from monarch_nb.proto.state_pb2 import ProcessIdentity
+
+if TYPE_CHECKING:
+    from monarch_nb.allocator.mail.letters import Letter
 
 OUTPUT_INTERVAL_S = cadence(0.04)
 FLOOD_INTERVAL_S = cadence(0.1)
@@ -76,6 +79,10 @@ class Session:
         """Queue an event; one that is not urgent may wait a little for others."""
         packed = pb.SessionEvent(**event)  # type: ignore[arg-type]
         self._add(packed, urgent=urgent)
+
+    def send_mail(self, letters: Iterable[Letter]) -> None:
+        """Send letters, at once."""
+        self.send(mail=pb.Envelopes(envelopes=[letter.envelope for letter in letters]))
 
     def _add(self, event: pb.SessionEvent, *, urgent: bool = False) -> None:
         delay_s = 0.0 if urgent else BATCH_S
