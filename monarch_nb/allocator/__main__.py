@@ -73,12 +73,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     network.add_argument(
         "--advertise", metavar="HOST:PORT", help="where others reach this node (default: what --listen says)"
     )
-    network.add_argument(
-        "--publish",
-        metavar="DIR",
-        type=Path,
-        help="publish this node in a directory that all share",
-    )
+    network.add_argument("--publish", metavar="DIR", type=Path, help="publish this node in a directory that all share")
     temporary = "for a job: a signal ends everything, and so does this time without a reservation; no files stay"
     network.add_argument("--temporary", metavar="TIME", help=temporary)
     grace = "so long ranks have to save, and scripts to end, before they are ended (default: %(default)s)"

@@ -43,12 +43,7 @@ class LogReader:
     """
 
     def __init__(
-        self,
-        paths: NodePaths,
-        state: NodeState,
-        watch: DirectoryWatch,
-        sessions: set[Session],
-        kept: KeptLogs,
+        self, paths: NodePaths, state: NodeState, watch: DirectoryWatch, sessions: set[Session], kept: KeptLogs
     ) -> None:
         self._paths, self._state, self._watch, self._sessions = paths, state, watch, sessions
         self._kept = kept

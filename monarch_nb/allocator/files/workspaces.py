@@ -66,11 +66,7 @@ class Workspaces:
     """
 
     def __init__(
-        self,
-        paths: NodePaths,
-        *,
-        node: str,
-        later: Callable[[Callable[[], object]], object] = lambda work: work(),
+        self, paths: NodePaths, *, node: str, later: Callable[[Callable[[], object]], object] = lambda work: work()
     ) -> None:
         self._paths, self._node, self._later = paths, node, later
         self._lock = RLock()

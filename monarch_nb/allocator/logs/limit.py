@@ -125,13 +125,7 @@ class LogLimit:
         limit_bytes: 0 for none.
     """
 
-    def __init__(
-        self,
-        paths: NodePaths,
-        meshes: Mapping[str, Mesh],
-        kept: KeptLogs,
-        limit_bytes: int,
-    ) -> None:
+    def __init__(self, paths: NodePaths, meshes: Mapping[str, Mesh], kept: KeptLogs, limit_bytes: int) -> None:
         self._paths, self._meshes, self._kept = paths, meshes, kept
         self.limit_bytes = limit_bytes
         self._measured: dict[tuple[Path, int], StoredOutput] = {}

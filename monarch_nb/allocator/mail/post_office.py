@@ -92,10 +92,7 @@ class PostOffice:
     """
 
     def __init__(
-        self,
-        node: str,
-        forward: Callable[[str, Letter], None],
-        why_missing: Callable[[str], Undelivered | None],
+        self, node: str, forward: Callable[[str, Letter], None], why_missing: Callable[[str], Undelivered | None]
     ) -> None:
         self._here = Address(node=node)
         self._node, self._forward, self._why_missing = node, forward, why_missing

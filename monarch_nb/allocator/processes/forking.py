@@ -128,11 +128,7 @@ class Forking:
         return forked
 
     async def _template(
-        self,
-        spec: pb.SpawnRequest,
-        workspace: Path | None,
-        script: run_pb2.Script | None,
-        say: Callable[[str], object],
+        self, spec: pb.SpawnRequest, workspace: Path | None, script: run_pb2.Script | None, say: Callable[[str], object]
     ) -> TemplateLink:
         """Return the template to fork from: one that has read these variables when it started."""
         templates, python = self._supervisor.templates, spec.python or self._identity.python

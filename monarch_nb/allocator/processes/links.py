@@ -168,10 +168,7 @@ class RankLink:
         on_lost = functools.partial(self._on_lost, self._connected)
         self._work = await connect(self._path, self._on_work, on_lost)
         self._control = await connect(self._path, self._on_control, on_lost)
-        for connection, channel in (
-            (self._work, wire.Hello.CHANNEL_WORK),
-            (self._control, wire.Hello.CHANNEL_CONTROL),
-        ):
+        for connection, channel in ((self._work, wire.Hello.CHANNEL_WORK), (self._control, wire.Hello.CHANNEL_CONTROL)):
             connection.send(wire.ToRank(hello=wire.Hello(channel=channel)).SerializeToString())
 
     async def _reconnect(self) -> None:

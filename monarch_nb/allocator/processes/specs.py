@@ -152,12 +152,7 @@ Plan = tuple[state_pb2.RankRecord, wire.RankSpec]
 
 
 def plan_rank(
-    paths: NodePaths,
-    node: Identity,
-    mesh: Mesh,
-    rank: int,
-    incarnation: int,
-    workspace: Path | None,
+    paths: NodePaths, node: Identity, mesh: Mesh, rank: int, incarnation: int, workspace: Path | None
 ) -> Plan:
     """Return the record and the specification of a rank's process.
 
@@ -176,14 +171,7 @@ def plan_rank(
     return record, _specification(paths, node, spec, record, place, job, start, workspace, seen, spec.environment)
 
 
-def plan_script(
-    paths: NodePaths,
-    node: Identity,
-    mesh: Mesh,
-    run: Run,
-    rank: int,
-    workspace: Path | None,
-) -> Plan:
+def plan_script(paths: NodePaths, node: Identity, mesh: Mesh, run: Run, rank: int, workspace: Path | None) -> Plan:
     """Return the same of the process that a script has on a rank's slot."""
     spec, script = mesh.spec, run.submit.run.script
     gpu_indices = gpus_of(mesh, mesh.ranks if script.shell else run.ranks)

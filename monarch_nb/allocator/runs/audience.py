@@ -76,15 +76,7 @@ class Audience:
         runs = self._paths.runs(mesh.spec.mesh_id)
         packs = len(mesh.all_ranks(run.submit)) > FEW_RANKS
         follower = Follower(
-            session,
-            self._watch,
-            run.run_id,
-            run.output,
-            runs,
-            cursors,
-            is_new=is_new,
-            packs=packs,
-            whole=whole,
+            session, self._watch, run.run_id, run.output, runs, cursors, is_new=is_new, packs=packs, whole=whole
         )
         follower.finished = run.finished
         session.follow(follower)

@@ -68,14 +68,7 @@ class Below:
         )
         parts = split(message.nodes, max(1, message.fan_out))
         self._branches = Branches(
-            message.mesh_id,
-            self._ranks_per_node,
-            max(1, message.fan_out),
-            parts,
-            open_session,
-            opening,
-            on_event,
-            room,
+            message.mesh_id, self._ranks_per_node, max(1, message.fan_out), parts, open_session, opening, on_event, room
         )
         self._own_ranks = ranks_on(Ranges.of([self.node]), self._ranks_per_node)
         self.ranks = self._own_ranks | self._branches.ranks

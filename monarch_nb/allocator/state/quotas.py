@@ -116,10 +116,7 @@ def _reserved(parts: list[pb.Held]) -> Reserved:
     coming = Counter(part.node_rank for part in parts if not part.confirmed)
     nodes = sum(part.confirmed for part in parts) + sum(n - (place in places) for place, n in coming.items())
     return Reserved(
-        parts[0].owner,
-        parts[0].name,
-        max(nodes, *(part.nodes for part in parts), 1),
-        max(part.gpus for part in parts),
+        parts[0].owner, parts[0].name, max(nodes, *(part.nodes for part in parts), 1), max(part.gpus for part in parts)
     )
 
 
