@@ -172,7 +172,7 @@ async def start(number: int, procs: int, facts: dict[str, object]) -> Any:
     node.records.read()
     node.mail.start()
     server = make_server()
-    access = Access(node.identity.node_id, node.identity.address, node.state, node.records)
+    access = Access(node)
     Guard(AllocatorService(node, access), access, paths.directory).serve_on(server)
     server.add_insecure_port(paths.address)
     await server.start()

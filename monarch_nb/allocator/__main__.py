@@ -101,8 +101,6 @@ async def serve(options: argparse.Namespace, paths: config.NodePaths, network: N
     from monarch_nb.rpc.channel import make_server, open_channel_to_node  # before gRPC: it says how that is to behave
 
     # isort: split
-    from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-
     from monarch_nb.allocator.api.access import Access, Revoked
     from monarch_nb.allocator.api.guard import Guard
     from monarch_nb.allocator.api.service import AllocatorService
@@ -140,20 +138,15 @@ async def serve(options: argparse.Namespace, paths: config.NodePaths, network: N
     await node.start()
     server = make_server()
     revoked = Revoked(network.certificate, paths.revoked) if network else None
-    past = node.kept_logs.owner_of
-    access = Access(node.identity.node_id, node.identity.address, node.state, node.records, revoked, past)
+    access = Access(node, revoked)
     service = AllocatorService(node, access)
     Guard(service, access, paths.directory).serve_on(server)
-    health_service = health.aio.HealthServicer()
-    health_pb2_grpc.add_HealthServicer_to_server(health_service, server)
     paths.allocator_socket.unlink(missing_ok=True)
     server.add_insecure_port(paths.address)
     if network:
         _listen(server, network)
     await node.mail.listen()
     await server.start()
-    for name in ("", "monarch_nb.v1.Allocator"):
-        await health_service.set(name, health_pb2.HealthCheckResponse.SERVING)
     identity = processes.identify(os.getpid())
     write_facts(
         paths,

@@ -97,7 +97,7 @@ class Machine:
             limits=self._cluster.directory / config.LIMITS_FILE,
             trust=self._cluster.trust,
         )
-        access = Access(self.name, self.address, node.state, node.records)
+        access = Access(node)
         server: Any = Server(self.life)
         self._service = AllocatorService(node, access)
         Guard(self._service, access, self.paths.directory).serve_on(server)

@@ -11,17 +11,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from monarch_nb.allocator.api.rules import RULES, SESSION_RULES, wrong_role
 from monarch_nb.allocator.mail.mail import CLIENT
-from monarch_nb.allocator.memory.records import Records
 from monarch_nb.allocator.state.lease import Right, released, right_of, to_wire
 from monarch_nb.allocator.state.runs import Run
-from monarch_nb.allocator.state.state import Lease, NodeState
+from monarch_nb.allocator.state.state import Lease
 from monarch_nb.config import SHARED_VARIABLE, cadence
 from monarch_nb.errors import AccessDenied, CertificateRefused, MonarchNbError, ReservationNotFound, UsageError
 from monarch_nb.proto import allocator_pb2 as pb
@@ -31,6 +30,9 @@ from monarch_nb.times import time_of_day
 from monarch_nb.trust.identity import ADMIN, NODE, CertificateFacts, renewal
 from monarch_nb.trust.identity_file import IdentityFile
 from monarch_nb.trust.revocation import Revocations
+
+if TYPE_CHECKING:
+    from monarch_nb.allocator.node import Node
 
 
 class Revoked:
@@ -112,23 +114,13 @@ class Access:
     """Answers for one node who may do what there.
 
     Args:
-        node_id: for messages.
-        address: by which clients know it.
         revoked: says which certificates count no longer; None where there are none.
-        owner_of_past: whose the output of a mesh is that has ended; "" when it is not known.
     """
 
-    def __init__(
-        self,
-        node_id: str,
-        address: str,
-        state: NodeState,
-        records: Records,
-        revoked: Revoked | None = None,
-        owner_of_past: Callable[[str], str] = lambda _: "",
-    ) -> None:
-        self.node_id, self._address, self._state, self._records = node_id, address, state, records
-        self._revoked, self.owner_of_past = revoked, owner_of_past
+    def __init__(self, node: Node, revoked: Revoked | None = None) -> None:
+        self.node_id, self._address = node.identity.node_id, node.identity.address
+        self._state, self._records, self._revoked = node.state, node.records, revoked
+        self.owner_of_past = node.kept_logs.owner_of
         self._mailboxes: dict[str, str] = {}
         """Whose they are, those that were opened first first."""
         self._open: set[OpenStream] = set()

@@ -109,17 +109,16 @@ class Description:
                 members=lease.nodes,
                 revision=lease.revision,
             )
-            for mesh_id, mesh in self._state.meshes.items():
-                if mesh.spec.reservation_id == reservation_id:
-                    reservation.meshes.add(
-                        mesh_id=mesh_id,
-                        name=mesh.spec.name,
-                        spec=mesh.spec,
-                        ranks=self.ranks(mesh, mesh.ranks, taken, with_actors=readings),
-                        runs=_run_statuses(mesh, past_runs, with_newest=readings),
-                        last_number=mesh.last_number,
-                        saves=self._saves(mesh_id),
-                    )
+            for mesh_id, mesh in self._state.meshes_of(reservation_id).items():
+                reservation.meshes.add(
+                    mesh_id=mesh_id,
+                    name=mesh.spec.name,
+                    spec=mesh.spec,
+                    ranks=self.ranks(mesh, mesh.ranks, taken, with_actors=readings),
+                    runs=_run_statuses(mesh, past_runs, with_newest=readings),
+                    last_number=mesh.last_number,
+                    saves=self._saves(mesh_id),
+                )
         return reply
 
     def _saves(self, mesh_id: str) -> run_pb2.ArmSaves | None:

@@ -9,18 +9,22 @@ import logging
 import sys
 from array import array
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator
+from typing import TYPE_CHECKING
 
 from monarch_nb.allocator.logs.index import Line, RankIndex, digests
 from monarch_nb.allocator.logs.metrics import MetricsReader
-from monarch_nb.allocator.logs.output import DirectoryWatch, MeshLogs, RankFiles, Written
+from monarch_nb.allocator.logs.output import MeshLogs, RankFiles, Written
 from monarch_nb.allocator.logs.search import Lines, Searcher
 from monarch_nb.allocator.logs.stored import stored_outputs
 from monarch_nb.allocator.runs.sessions import FLOOD_INTERVAL_S, UNWATCHED_INTERVAL_S
 from monarch_nb.allocator.state.runs import Run, failed_results
 from monarch_nb.allocator.state.state import NodeState
-from monarch_nb.config import NodePaths, cadence, gap
+from monarch_nb.config import cadence, gap
 from monarch_nb.lines.templates import FoldBy
 from monarch_nb.proto import allocator_pb2 as pb
+
+if TYPE_CHECKING:
+    from monarch_nb.allocator.node import Node
 
 _log = logging.getLogger(__name__)
 
@@ -44,8 +48,8 @@ _FOLDS: dict[int, FoldBy] = {
 class LogLines:
     """The indices of a node's logs. They are made when somebody looks, and forgotten when nobody does any more."""
 
-    def __init__(self, paths: NodePaths, state: NodeState, watch: DirectoryWatch) -> None:
-        self._paths, self._state, self._watch = paths, state, watch
+    def __init__(self, node: Node) -> None:
+        self._paths, self._state, self._watch = node.paths, node.state, node.watch
         self._loop = asyncio.get_running_loop()
         self._indices: dict[str, dict[tuple[int, int], RankIndex]] = {}
         """By mesh; by output and rank."""

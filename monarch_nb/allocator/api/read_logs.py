@@ -6,14 +6,16 @@ import asyncio
 import contextlib
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable
+from typing import TYPE_CHECKING
 
-from monarch_nb.allocator.logs.output import DirectoryWatch, MeshLogs, RankFiles, Written
-from monarch_nb.allocator.logs.stored import KeptLogs, stored_outputs
+from monarch_nb.allocator.logs.output import MeshLogs, RankFiles, Written
+from monarch_nb.allocator.logs.stored import stored_outputs
 from monarch_nb.allocator.runs.sessions import OUTPUT_INTERVAL_S, UNWATCHED_INTERVAL_S, Session
-from monarch_nb.allocator.state.state import NodeState
-from monarch_nb.config import NodePaths
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2
+
+if TYPE_CHECKING:
+    from monarch_nb.allocator.node import Node
 
 _PIECE_BYTES = 256 << 10
 _LITTLE_BYTES = 64 << 10
@@ -35,18 +37,11 @@ class _Wake(Session):
 
 
 class LogReader:
-    """Reads the logs of a node.
+    """Reads the logs of a node."""
 
-    Args:
-        sessions: the clients: who follows a log is one of them.
-        kept: outputs of meshes that have ended.
-    """
-
-    def __init__(
-        self, paths: NodePaths, state: NodeState, watch: DirectoryWatch, sessions: set[Session], kept: KeptLogs
-    ) -> None:
-        self._paths, self._state, self._watch, self._sessions = paths, state, watch, sessions
-        self._kept = kept
+    def __init__(self, node: Node) -> None:
+        self._paths, self._state, self._watch = node.paths, node.state, node.watch
+        self._sessions, self._kept = node.sessions, node.kept_logs
 
     async def read(self, request: pb.ReadLogsRequest) -> AsyncGenerator[pb.LogRecords, None]:
         """Yield what ranks wrote: by run, then by rank, whole lines, stdout and stderr interleaved as they were

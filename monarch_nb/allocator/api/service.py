@@ -42,8 +42,8 @@ class AllocatorService(service.AllocatorServicer):
 
     def __init__(self, node: Node, access: Access) -> None:
         self._node, self._description, self._access = node, Description(node), access
-        self._log_lines = LogLines(node.paths, node.state, node.watch)
-        self._log_reader = LogReader(node.paths, node.state, node.watch, node.sessions, node.kept_logs)
+        self._log_lines = LogLines(node)
+        self._log_reader = LogReader(node)
         # A lock is there as long as somebody has it or waits for it; who waits gets it in turn.
         self._claims = WeakValueDictionary[tuple[str, str], asyncio.Lock]()
         self._changes = WeakValueDictionary[str, asyncio.Lock]()
@@ -93,16 +93,10 @@ class AllocatorService(service.AllocatorServicer):
             request.reservation_id, request.why, request.lease_id, by=by, asked_at=asked_at
         )
         ended = await _whole(release)
-        reply = pb.ReleaseReply(ranks_ended=ended, kept=self._kept(request.reservation_id))
+        reply = pb.ReleaseReply(ranks_ended=ended, kept=self._node.files.kept.get(request.reservation_id))
         if logs := self._node.kept_logs.of_reservation.get(request.reservation_id):
             reply.name, reply.logs = logs[0], str(logs[1])
         return reply
-
-    def _kept(self, reservation_id: str) -> pb.KeptFiles | None:
-        kept = self._node.files.kept.get(reservation_id)
-        if kept is None:
-            return None
-        return pb.KeptFiles(directory=str(kept.directory), files=kept.files, size_bytes=kept.size_bytes)
 
     async def ChangeMembers(self, request: pb.ChangeMembersRequest, context: Any) -> pb.ChangeMembersReply:
         if any(peer.address == self._node.identity.address for peer in request.nodes):
@@ -110,7 +104,7 @@ class AllocatorService(service.AllocatorServicer):
             return pb.ChangeMembersReply()
         with contextlib.suppress(ReservationNotFound):  # it has gone already
             await _whole(self._change_members(request))
-        return pb.ChangeMembersReply(kept=self._kept(request.reservation_id))
+        return pb.ChangeMembersReply(kept=self._node.files.kept.get(request.reservation_id))
 
     async def _change_members(self, request: pb.ChangeMembersRequest) -> None:
         is_news = await self._node.members.change(request)
@@ -122,9 +116,7 @@ class AllocatorService(service.AllocatorServicer):
                 await self._abort_groups(request.reservation_id, request.reason)
 
     async def _abort_groups(self, reservation_id: str, reason: str) -> None:
-        meshes = self._node.state.meshes.items()
-        of_reservation = [(key, mesh) for key, mesh in meshes if mesh.spec.reservation_id == reservation_id]
-        for mesh_id, mesh in of_reservation:
+        for mesh_id, mesh in list(self._node.state.meshes_of(reservation_id).items()):
             abort = pb.ControlRanksRequest(mesh_id=mesh_id, ranks=mesh.ranks, timeout_s=ABORT_S, abort_groups=reason)
             await control_ranks(self._node, abort)
 

@@ -15,11 +15,12 @@ from monarch_nb import config
 from monarch_nb.allocator.files.directories import Removal
 from monarch_nb.allocator.files.pending import Pending
 from monarch_nb.allocator.files.relay import Branch, Relay
-from monarch_nb.allocator.files.workspaces import Kept, Workspaces
+from monarch_nb.allocator.files.workspaces import Workspaces
 from monarch_nb.config import patience
 from monarch_nb.errors import FilesError, MonarchNbError, UsageError
 from monarch_nb.files.tree import printable
 from monarch_nb.proto import files_pb2 as pb
+from monarch_nb.proto.allocator_pb2 import KeptFiles
 from monarch_nb.rpc.channel import OpenChannel
 from monarch_nb.rpc.status import error_to_json
 
@@ -52,7 +53,7 @@ class NodeFiles:
         self.removal = Removal(paths.removed)
         self.workspaces = Workspaces(paths, node=node_id, later=self.removal.later)
         self._node_id, self._paths = node_id, paths
-        self.kept: dict[str, Kept] = {}
+        self.kept: dict[str, KeptFiles] = {}
         """By reservation that was released: what its ranks wrote."""
         self.relay = Relay(node_id, owner_of, open_channel, certificate)
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)

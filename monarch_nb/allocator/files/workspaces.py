@@ -17,7 +17,6 @@ import sqlite3
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from threading import RLock
@@ -39,6 +38,7 @@ from monarch_nb.allocator.files.placing import agrees, is_as_applied
 from monarch_nb.config import NodePaths
 from monarch_nb.errors import FilesError, ReservationNotFound, UsageError
 from monarch_nb.files.tree import check_change, printable
+from monarch_nb.proto.allocator_pb2 import KeptFiles
 from monarch_nb.proto.files_pb2 import MountStatus, TreeChange, TreeEntry, WorkspaceReply
 
 _log = logging.getLogger(__name__)
@@ -46,15 +46,6 @@ _ID = re.compile(r"[A-Za-z0-9_-]{1,100}")
 _ENDING = ".released"
 MAX_ADDED_NAMED = 1000
 """Of files that ranks wrote, in a status."""
-
-
-@dataclass(frozen=True)
-class Kept:
-    """What ranks wrote into a workspace that was released."""
-
-    directory: Path
-    files: int
-    size_bytes: int
 
 
 class Workspaces:
@@ -138,7 +129,7 @@ class Workspaces:
             mounts=workspace.statuses(look, {change.mount: change.changed for change in coming}),
         )
 
-    def release(self, reservation_id: str, name: str = "") -> Kept | None:
+    def release(self, reservation_id: str, name: str = "") -> KeptFiles | None:
         """Remove a workspace whose ranks have ended; what they wrote is moved to `kept/NAME-TIME`, and returned."""
         with self._lock:
             if (workspace := self._known.pop(reservation_id, None)) is None:
@@ -153,7 +144,7 @@ class Workspaces:
             raise ReservationNotFound(f"{self._node} has no workspace of that reservation: it was released")
         return workspace
 
-    def _finish_release(self, directory: Path, label: str) -> Kept | None:
+    def _finish_release(self, directory: Path, label: str) -> KeptFiles | None:
         """What ranks wrote is told; where they wrote nothing, nobody has to wait."""
         workspace = _Workspace(directory, self._node)
         if workspace.is_as_applied():
@@ -161,14 +152,14 @@ class Workspaces:
             return None
         return self._clear(workspace, label)
 
-    def _clear(self, workspace: _Workspace, label: str) -> Kept | None:
+    def _clear(self, workspace: _Workspace, label: str) -> KeptFiles | None:
         files, size_bytes = workspace.clear()
         kept = None
         if files:
             self._paths.kept.mkdir(mode=0o700, exist_ok=True)
             target = _unused(self._paths.kept / f"{label}-{strftime('%Y%m%d-%H%M%S')}")
             workspace.tree.rename(target)
-            kept = Kept(target, files, size_bytes)
+            kept = KeptFiles(directory=str(target), files=files, size_bytes=size_bytes)
             _log.info("what ranks wrote is kept in %s: %d files, %d bytes", target, files, size_bytes)
         workspace.close()
         remove_tree(workspace.directory)

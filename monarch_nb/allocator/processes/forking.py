@@ -67,8 +67,8 @@ class Forking:
     def rank_directory(self, reservation_id: str, rank: int) -> str:
         """Return where a rank of a reservation's main mesh started; where that has none here, of another mesh."""
         self._state.lease(reservation_id)
-        meshes = [mesh for mesh in self._state.meshes.values() if mesh.spec.reservation_id == reservation_id]
-        for mesh in sorted(meshes, key=lambda mesh: mesh.spec.name != MAIN_MESH):
+        meshes = self._state.meshes_of(reservation_id)
+        for mesh in sorted(meshes.values(), key=lambda mesh: mesh.spec.name != MAIN_MESH):
             if rank in mesh.ranks:
                 return str(start_directory(mesh.spec, self._workspace(mesh.spec)))
         raise MeshNotFound(f"{self._identity.node_id} has no rank {rank} of that reservation")

@@ -117,7 +117,20 @@ class Leases:
             indices = self.reserve(request)
         if not is_new:
             return indices
-        self._note(request, indices, caller)
+        audit(
+            "reserved",
+            reservation=request.reservation_id,
+            name=request.name,
+            owner=request.owner,
+            node_rank=request.node_rank,
+            nodes=request.nodes,
+            procs=request.procs,
+            gpus=request.gpus,
+            gpu_indices=indices,
+            time_s=request.time_s,
+            notebook=request.notebook,
+            **{"from": caller},
+        )
         if request.node_rank and not request.lease_id:
             task = asyncio.create_task(self._check_later(reservation_id))
             self._checks.add(task)
@@ -129,22 +142,6 @@ class Leases:
                 await self.release(reservation_id)
                 raise
         return indices
-
-    def _note(self, request: pb.ReserveRequest, gpu_indices: list[int], caller: str) -> None:
-        audit(
-            "reserved",
-            reservation=request.reservation_id,
-            name=request.name,
-            owner=request.owner,
-            node_rank=request.node_rank,
-            nodes=request.nodes,
-            procs=request.procs,
-            gpus=request.gpus,
-            gpu_indices=gpu_indices,
-            time_s=request.time_s,
-            notebook=request.notebook,
-            **{"from": caller},
-        )
 
     async def _check_later(self, reservation_id: str) -> None:
         try:

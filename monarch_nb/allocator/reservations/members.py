@@ -148,9 +148,7 @@ class Members:
         self._pass_on(request, lease.request.owner, concerned if request.pass_on else astray)
         if not lease.has_node(self._address):
             _log.warning("this node is no longer part of %s: its part is released", lease.request.name)
-            for mesh_id in [
-                key for key, mesh in self._state.meshes.items() if mesh.spec.reservation_id == reservation_id
-            ]:
+            for mesh_id in list(self._state.meshes_of(reservation_id)):
                 self._node.runs.end_all(mesh_id, request.ends or LEFT)
             await self._node.leases.release(reservation_id)
             return False

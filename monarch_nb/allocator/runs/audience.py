@@ -75,10 +75,7 @@ class Audience:
                 cursors[rank].CopyFrom(cursor)
         runs = self._paths.runs(mesh.spec.mesh_id)
         packs = len(mesh.all_ranks(run.submit)) > FEW_RANKS
-        follower = Follower(
-            session, self._watch, run.run_id, run.output, runs, cursors, is_new=is_new, packs=packs, whole=whole
-        )
-        follower.finished = run.finished
+        follower = Follower(session, self._watch, run, runs, cursors, is_new=is_new, packs=packs, whole=whole)
         session.follow(follower)
 
     def say(self, run: Run, rank: int, notice: str) -> None:

@@ -99,7 +99,7 @@ class Runs:
     def withdraw(self, reservation_id: str, name: str, right: Right) -> None:
         """Somebody has another right to a reservation than before: what that does not cover ends, but for cells that
         run."""
-        meshes = [mesh for mesh in self._state.meshes.values() if mesh.spec.reservation_id == reservation_id]
+        meshes = self._state.meshes_of(reservation_id).values()
         if right < Right.RUN:
             for run in [run for mesh in meshes for run in mesh.queue if run.submit.owner == name and run.is_calls]:
                 self.end_calls(run.run_id)

@@ -19,6 +19,7 @@ from monarch_nb.proto.state_pb2 import ProcessIdentity
 
 if TYPE_CHECKING:
     from monarch_nb.allocator.mail.letters import Letter
+    from monarch_nb.allocator.state.runs import Run
 
 OUTPUT_INTERVAL_S = cadence(0.04)
 FLOOD_INTERVAL_S = cadence(0.1)
@@ -212,7 +213,7 @@ class Follower:
 
     Args:
         cursors: where to begin, by rank; updated as output is sent.
-        output, runs: number of the run's output, and where the mesh has them.
+        runs: where the mesh has their outputs.
         is_new: the run has not begun, so there is nothing to read yet.
         packs: lines that differ only in numbers are packed: clients show them as one.
         whole: floods are sent, too, in parts, as fast as the client reads them; meanwhile they are in their files.
@@ -222,8 +223,7 @@ class Follower:
         self,
         session: Session,
         watch: DirectoryWatch,
-        run_id: str,
-        output: int,
+        run: Run,
         runs: Path,
         cursors: dict[int, run_pb2.Cursor],
         *,
@@ -231,12 +231,12 @@ class Follower:
         packs: bool = False,
         whole: bool = False,
     ) -> None:
-        self.session, self.run_id, self.cursors, self._packs = session, run_id, cursors, packs
+        self.session, self.run_id, self.cursors, self._packs = session, run.run_id, cursors, packs
         self._is_whole, self._results = whole, list[run_pb2.RankResult]()
-        self.finished = False
-        self.directory = runs / str(output)
+        self.finished = run.finished
+        self.directory = runs / str(run.output)
         self._watch = watch
-        self._files = {rank: RankFiles(runs, output, rank) for rank in cursors}
+        self._files = {rank: RankFiles(runs, run.output, rank) for rank in cursors}
         self._timer: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
         self._last_pump_s = 0.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import errno
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from monarch_nb.allocator import node as node_module
+from monarch_nb.allocator.api.access import Access, Revoked
 from monarch_nb.allocator.memory.records import Records
 from monarch_nb.allocator.node import Node
 from monarch_nb.allocator.processes.supervisor import RankProcess
@@ -117,6 +119,12 @@ def make_node(directory: Path) -> NodeWithoutProcesses:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(node_module, "Supervisor", lambda *_: FakeSupervisor())
         return NodeWithoutProcesses(NodePaths(directory), "node0", procs=4, gpus=[], python="python", preload=[])
+
+
+def access_of(node: Node, node_id: str, address: str, revoked: Revoked | None = None) -> Access:
+    """Return who may do what on a node, which has this name and address."""
+    node.identity = dataclasses.replace(node.identity, node_id=node_id, address=address)
+    return Access(node, revoked)
 
 
 def reserve(node: Node, reservation_id: str = "r") -> None:

@@ -37,11 +37,11 @@ class FakeNode:
         self.state = State({"m": self.mesh})
         self.sessions: set[Session] = set()
         self.watch = DirectoryWatch(asyncio.get_running_loop())
-        self.kept = KeptLogs(self.paths, shutil.rmtree)
+        self.kept_logs = KeptLogs(self.paths, shutil.rmtree)
 
     def reader(self) -> LogReader:
-        state: Any = self.state
-        return LogReader(self.paths, state, self.watch, self.sessions, self.kept)
+        node: Any = self
+        return LogReader(node)
 
     def close(self) -> None:
         self.watch.close()

@@ -30,7 +30,7 @@ from monarch_nb.trust.identity import NODE as NODE_ROLE
 from monarch_nb.trust.identity import USER
 from monarch_nb.trust.identity_file import IdentityFile
 from unit.allocator.api.people import ALICE, BOB, FOR_ALICE, LOCAL, MADE_THE_POOL, NODE
-from unit.allocator.idle_node import MESH, NodeWithoutProcesses, spawn_request, store_request
+from unit.allocator.idle_node import MESH, NodeWithoutProcesses, access_of, spawn_request, store_request
 
 ADDRESS = "host1:7878"
 METHODS = [method.name for method in SERVICE.methods]
@@ -50,7 +50,7 @@ async def access(node: NodeWithoutProcesses) -> Access:
     await node.stores.host(store_request())
     await node.forking.spawn(spawn_request())
     node.leases.confirm(pb.ConfirmRequest(reservation_id="r"))
-    return Access("host1", ADDRESS, node.state, node.records)
+    return access_of(node, "host1", ADDRESS)
 
 
 def request_of(method: str) -> Any:
@@ -175,7 +175,8 @@ class TestOwners:
             assert type(raised.value) is error
 
     async def test_output_of_what_has_ended_is_for_who_held_it(self, node: NodeWithoutProcesses) -> None:
-        access = Access("host1", ADDRESS, node.state, node.records, None, {"past": "alice"}.get)  # type: ignore[arg-type]
+        access = access_of(node, "host1", ADDRESS)
+        access.owner_of_past = {"past": "alice"}.get  # type: ignore[assignment]
         request = pb.ReadLogsRequest(mesh_id="past")
         access.admit("ReadLogs", ALICE, request)
         with pytest.raises(MeshNotFound):
@@ -303,7 +304,7 @@ class TestExpiry:
     def guarded(self, node: NodeWithoutProcesses, authority: Authority, tmp_path: Path) -> Access:
         authority.issue("node", NODE_ROLE).save(tmp_path / "node.pem")
         revoked = Revoked(IdentityFile(tmp_path / "node.pem"), tmp_path / "revoked.pem")
-        return Access("host1", ADDRESS, node.state, node.records, revoked)
+        return access_of(node, "host1", ADDRESS, revoked)
 
     async def test_an_open_stream_ends_then(
         self, guarded: Access, authority: Authority, monkeypatch: pytest.MonkeyPatch

@@ -12,7 +12,6 @@ import pytest
 
 from monarch_nb import config
 from monarch_nb.allocator.api import guard
-from monarch_nb.allocator.api.access import Access
 from monarch_nb.allocator.api.guard import SERVICE, Guard
 from monarch_nb.allocator.api.service import AllocatorService
 from monarch_nb.errors import AccessDenied, MonarchNbError, UsageError
@@ -24,7 +23,14 @@ from monarch_nb.rpc.status import error_from_json, translate
 from monarch_nb.trust.authority import Authority
 from monarch_nb.trust.identity import Identity
 from monarch_nb.trust.pools import make_paths
-from unit.allocator.idle_node import MESH, NodeWithoutProcesses, spawn_request, state_after_restart, store_request
+from unit.allocator.idle_node import (
+    MESH,
+    NodeWithoutProcesses,
+    access_of,
+    spawn_request,
+    state_after_restart,
+    store_request,
+)
 
 TIMEOUT_S = 60.0
 Connect = Callable[[str, str], Any]
@@ -59,7 +65,7 @@ async def connect(
 
 
 def _serve(node: NodeWithoutProcesses, identity: Identity) -> tuple[grpc.aio.Server, int]:
-    access = Access("host1", "host1:7878", node.state, node.records)
+    access = access_of(node, "host1", "host1:7878")
     server = make_server()
     Guard(AllocatorService(node, access), access, node.paths.directory).serve_on(server)
     credentials = grpc.ssl_server_credentials(

@@ -34,7 +34,7 @@ async def node(tmp_path: Path) -> AsyncIterator[FakeNode]:
 
 @pytest.fixture
 async def log(node: Any) -> AsyncIterator[LogLines]:
-    made = LogLines(node.paths, node.state, node.watch)
+    made = LogLines(node)
     yield made
     await made.close()
 

@@ -39,7 +39,7 @@ class TestSession:
 
         await spawn(node)
         written_while_it_is_there: list[str] = []
-        access = Access("node0", "", node.state, node.records)
+        access = Access(node)
         context = AsyncMock(peer=lambda: "unix:", invocation_metadata=tuple)
         await AllocatorService(node, access).Session(requests(), context)
         assert (written_while_it_is_there, written()) == ([], ["a"])
@@ -56,7 +56,7 @@ class TestSession:
         await spawn(node)
         submit(node, "a")
         runs = node.state.meshes[MESH].runs
-        access = Access("node0", "", node.state, node.records)
+        access = Access(node)
         context = AsyncMock(peer=lambda: "unix:", invocation_metadata=tuple)
         await AllocatorService(node, access).Session(requests(), context)
         submit(node, "none")
@@ -77,7 +77,7 @@ async def test_who_is_second_to_tell_of_a_reservations_nodes_waits_until_groups_
     await spawn(node)
     monkeypatch.setattr(service, "control_ranks", control_ranks)
     aborted, begun, may_go_on = list[str](), asyncio.Event(), asyncio.Event()
-    told = AllocatorService(node, Access("node0", "", node.state, node.records))
+    told = AllocatorService(node, Access(node))
     here = files_pb2.Peer(node_id="node0", address=node.identity.address)
     change = pb.ChangeMembersRequest(reservation_id="r", revision=1, nodes=[here], reason="host2 has gone")
     first, second = (asyncio.create_task(told.ChangeMembers(change, AsyncMock())) for _ in range(2))
@@ -123,7 +123,7 @@ async def test_a_value_on_a_slow_disk_holds_up_nobody_else(
     node: NodeWithoutProcesses, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     threads: set[int] = set()
-    service_ = AllocatorService(node, Access("node0", "", node.state, node.records))
+    service_ = AllocatorService(node, Access(node))
     monkeypatch.setattr(service_, "_blob_path", lambda *_: SlowFile(tmp_path / "blob", threads))
 
     async def chunks() -> AsyncIterator[pb.BlobChunk]:

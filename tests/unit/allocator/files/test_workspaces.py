@@ -355,9 +355,10 @@ def test_release_keeps_what_ranks_wrote(workspaces: Workspaces, client: Client, 
     kept = workspaces.release(ID, "train")
     assert kept
     assert (kept.files, kept.size_bytes) == (2, 14)
-    assert kept.directory.parent == node_paths(tmp_path).kept
-    assert kept.directory.name.startswith("train-")
-    assert listing(kept.directory) == ["a", "d", "d/checkpoint"]
+    directory_ = Path(kept.directory)
+    assert directory_.parent == node_paths(tmp_path).kept
+    assert directory_.name.startswith("train-")
+    assert listing(directory_) == ["a", "d", "d/checkpoint"]
     assert not tree.parent.exists()
     second = Client(workspaces, "reservation-2")
     second.sync({b"a": file(b"1")})

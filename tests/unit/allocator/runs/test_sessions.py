@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -44,7 +46,8 @@ def write(runs: Path, text: str, output: int = 1, rank: int = 0) -> None:
 def follow(
     session: Session, watch: DirectoryWatch, runs: Path, run_id: str = "a", output: int = 1, *, whole: bool = False
 ) -> Follower:
-    follower = Follower(session, watch, run_id, output, runs, {0: run_pb2.Cursor()}, whole=whole)
+    run: Any = SimpleNamespace(run_id=run_id, output=output, finished=False)
+    follower = Follower(session, watch, run, runs, {0: run_pb2.Cursor()}, whole=whole)
     session.follow(follower)
     return follower
 
