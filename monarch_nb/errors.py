@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import re
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from textwrap import indent
@@ -404,8 +405,11 @@ class RankFailure:
 
     @property
     def is_own_error(self) -> bool:
-        """Whether its own code raised, somewhere where a debugger can look and may find more than the message says."""
-        return self.kind == "error" and not self.is_consequence and bool(self.where) and self.name not in _PLAIN
+        """Whether its own code raised, somewhere where a debugger can look and may find more than the message says:
+        what a cell's own line knows, the next cell knows, too."""
+        if self.kind != "error" or self.is_consequence or not self.where or self.name in _PLAIN:
+            return False
+        return len(_FRAME.findall(self.traceback)) != 1
 
     @property
     def traceback(self) -> str:
@@ -434,6 +438,7 @@ def name_failed(failures: Iterable[RankFailure]) -> str:
     return name_ranks(failure.rank for failure in failures)
 
 
+_FRAME = re.compile("^(?:Cell In|File )", re.MULTILINE)
 _PLAIN = (
     *("SyntaxError", "IndentationError", "TabError", "ModuleNotFoundError"),
     *("SystemExit", "StdinNotImplementedError", NoProcessGroup.__name__, MeshMismatch.__name__),

@@ -45,7 +45,7 @@ def help_of(command: str) -> str:
         flags = {flag: " or ".join(here).replace(meant.NAME, "the name") for flag, here in meant.FLAGS.items()}
         here = {**meant.COMMANDS, **flags}
         words_of = {ours: [word for word in here if here[word] == ours] for ours in here.values()}
-        return "\n".join(f"{', '.join(theirs):<36}{ours}" for ours, theirs in words_of.items())
+        return "\n".join(f"{', '.join(theirs):<40}{ours}" for ours, theirs in words_of.items())
     if name == "%%mesh":
         return help_text(CELL).rstrip()
     if name == "%mesh":

@@ -14,8 +14,8 @@ from typing import Any, TypeVar, cast
 from monarch_nb.client.connections.bridge import background_loop
 from monarch_nb.client.instruments.top import look_at
 from monarch_nb.client.logs.lines import LogLines
+from monarch_nb.client.meshes.core import MeshCore
 from monarch_nb.client.pools.pool import pool_object
-from monarch_nb.client.pools.ranks import MeshRanks
 from monarch_nb.config import DEFAULT_POOL
 from monarch_nb.errors import MonarchNbError
 from monarch_nb.lines.templates import FOLDS_BY, default_fold
@@ -284,7 +284,7 @@ class Panel:
         ranks = self._actions.ranks(self._actions.mesh(held, mesh_id), body.get("ranks"))
         told = self.live.held(held["id"])
         parts = told.meshes[mesh_id]
-        mesh = MeshRanks(mesh_id, parts.connections(told), parts.spec.ranks, parts.spec.world_size)
+        mesh = MeshCore(mesh_id, parts.connections(told), parts.extent)
         return top_shown(await look_at(mesh, ranks))
 
     async def _log_close(self, body: Json) -> Json:

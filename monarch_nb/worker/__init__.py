@@ -19,6 +19,7 @@ groups/             process groups that can be formed, broken from outside and f
 steps               steps of optimizers: what counts as one, noticing it, training without any process group
 digests             the contents of a tensor in a few bytes, made where the tensor is
 environment_report  what %mesh doctor compares: Python, packages, the machine
+torch_names         private names of torch, and what is off without them
 pip                 %mesh pip
 imports             sys.path of a forked process, patching what may never be imported, variables set too late for it
 run_secret          what a client tells the ranks of a run beside its code

@@ -24,6 +24,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlparse
 
 from monarch_nb.ground.cpus import usable_cpus
+from monarch_nb.worker.torch_names import lacking
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Environment:
     Attributes:
         python: its version. executable: the interpreter.
         installs_into: the directory below which pip installs.
-        torch: its version. torch_cuda: the CUDA that it was built for.
+        torch: its version. torch_cuda: the CUDA that it was built for. torch_lacks: what is off with it, as sentences.
         driver, cuda: of the GPU driver, as NVML says: its version, and the newest CUDA that it runs.
         packages: versions by distribution.
         sources: where distributions come from that were installed from a directory.
@@ -48,6 +49,7 @@ class Environment:
     installs_into: str = ""
     torch: str | None = None
     torch_cuda: str | None = None
+    torch_lacks: list[str] = field(default_factory=list)
     driver: str | None = None
     cuda: str | None = None
     packages: dict[str, str | None] = field(default_factory=dict)
@@ -72,7 +74,7 @@ def describe(packages: Iterable[str] = (), directories: Iterable[str] = ()) -> E
         directories: whose free space is told.
     """
     names = list(packages)
-    torch, torch_cuda = _torch()
+    torch, torch_cuda, torch_lacks = _torch()
     driver, cuda = _driver()
     soft_limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return Environment(
@@ -81,6 +83,7 @@ def describe(packages: Iterable[str] = (), directories: Iterable[str] = ()) -> E
         installs_into=_installs_into(),
         torch=torch,
         torch_cuda=torch_cuda,
+        torch_lacks=torch_lacks,
         driver=driver,
         cuda=cuda,
         packages={name: _version(name) for name in names},
@@ -97,16 +100,19 @@ def _installs_into() -> str:
     return sys.prefix if os.access(packages, os.W_OK) or not site.ENABLE_USER_SITE else site.getuserbase()
 
 
-def _torch() -> tuple[str | None, str | None]:
-    """Read torch's versions from its files: importing it takes seconds."""
+def _torch() -> tuple[str | None, str | None, list[str]]:
+    """Read torch's versions, and what it lacks, from its files: importing it takes seconds."""
     try:
         spec = importlib.util.find_spec("torch")
-        text = (Path(spec.origin).parent / "version.py").read_text() if spec and spec.origin else ""
+        directory = Path(spec.origin).parent if spec and spec.origin else None
+        text = (directory / "version.py").read_text() if directory else ""
     except (ImportError, OSError, ValueError):
-        text = ""
-    version = re.search(r"^__version__\s*(?::[^=]*)?=\s*['\"](.+?)['\"]", text, re.MULTILINE)
+        return _version("torch"), None, []
+    found = re.search(r"^__version__\s*(?::[^=]*)?=\s*['\"](.+?)['\"]", text, re.MULTILINE)
     cuda = re.search(r"^cuda\s*(?::[^=]*)?=\s*['\"](.+?)['\"]", text, re.MULTILINE)
-    return version[1] if version else _version("torch"), cuda[1] if cuda else None
+    version = found[1] if found else _version("torch")
+    lacks = list(lacking(directory, version or "").values()) if directory else []
+    return version, cuda[1] if cuda else None, lacks
 
 
 def _driver() -> tuple[str | None, str | None]:

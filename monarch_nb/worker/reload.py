@@ -18,6 +18,7 @@ import functools
 import importlib.util
 import linecache
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -301,6 +302,7 @@ def _content(cell: CellType) -> Any:
         return _ABSENT
 
 
+_STAR = re.compile(r"^[ \t]*from[ \t]+([\w.]+)[ \t]+import[ \t]*[*]", re.MULTILINE)
 Signature = tuple[int, int, int]
 """Modification time in ns, size and inode number: a file that is written or replaced gets another."""
 
@@ -350,7 +352,13 @@ class Reloader:
         self._import_paths: list[str] = []
         self._last_paths: list[str] = []
         self._set_for: tuple[Tree, list[str]] | None = None  # the tree that named paths last; sys.path then
+        self._starred: set[str] = set()
         self._told: dict[str, tuple[Signature | None, str]] = {}  # modules that failed -> what was said, of which file
+
+    def note_stars(self, code: str) -> None:
+        """From now on the cells get names that are new in a module of which code imports all: `from train import *`."""
+        if "import" in code and "*" in code:
+            self._starred.update(_STAR.findall(code))
 
     def follow(self, tree: Tree) -> None:
         """See a version of the files; whoever sees the files themselves, whatever they are now."""
@@ -460,6 +468,7 @@ class Reloader:
         path = _executed[name].path
         _remove_bytecode(path)
         linecache.checkcache(path)
+        before = {*vars(module)}
         try:
             reloaded = reload(module)
         except (Exception, SystemExit) as error:  # noqa: BLE001 -- of the user's
@@ -469,6 +478,9 @@ class Reloader:
             raise
         self._told.pop(name, None)
         self._rebind(name, reloaded.replaced)
+        if name in self._starred:
+            for key in _public(module) - before:
+                self._shell.user_ns.setdefault(key, vars(module)[key])
         if reloaded.abandoned:
             names = ", ".join(reloaded.abandoned)
             file = self._user_code.file_name(path)
@@ -509,6 +521,12 @@ class Reloader:
                 rebound = _rebind_in(importer, module, name, replaced)
                 if rebound:
                     self._rebind(importer, rebound)
+
+
+def _public(module: ModuleType) -> set[str]:
+    """Return the names that `from module import *` brings."""
+    names = vars(module)
+    return {name for name in names.get("__all__", names) if name in names and ("__all__" in names or name[:1] != "_")}
 
 
 def _rebind_in(

@@ -94,9 +94,10 @@ def test_a_cell_that_trains_is_saved_and_loaded(four: Reservation, tmp_path: Pat
     assert first.when == "every 1 min"
     mesh.autosave(tmp_path / "saves", ["model", "optimizer", "history"], every="1s", background=True, keep=2)
     eventually(lambda: len(saves(tmp_path / "saves")) == 2 and saves(tmp_path / "saves")[-1].name >= "0003")
-    status = mesh.autosave_status()
-    assert status is not None
-    assert (status.directory, status.problem) == (str(tmp_path / "saves"), "")
+    # On a busy machine a rank may have come beyond the announced step: the next save looks further ahead.
+    status = eventually(lambda: (found := mesh.autosave_status()) and not found.problem and found)
+    assert status
+    assert status.directory == str(tmp_path / "saves")
     assert "last saved" in str(status)
     mesh.autosave_off()
     assert mesh.autosave_status() is None

@@ -273,6 +273,12 @@ class _Examination:
         built_for = lambda node: node.environment.torch_cuda or "CPU"  # noqa: E731
         if self._compare("torch is built for CUDA", build if self._here.driver else None, built_for) and same:
             self._fine.append(f"torch {here or 'nowhere'}")
+        lacks: dict[str, list[str]] = {}
+        for node in self._described:
+            for sentence in node.environment.torch_lacks:
+                lacks.setdefault(sentence, []).append(node.name)
+        if lacks:
+            self._differ("torch's insides", "", lacks.items(), "a newer monarch_nb may know it", is_sentence=True)
 
     def _packages(self) -> None:
         wanted: dict[str, str | None] = {}

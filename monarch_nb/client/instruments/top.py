@@ -13,7 +13,6 @@ from monarch_nb.client.connections.bridge import call
 from monarch_nb.client.connections.connection import Connection
 from monarch_nb.client.instruments.top_table import TopTable, rank_top
 from monarch_nb.client.pools.infos import RankInfo, infos_of_node
-from monarch_nb.client.pools.ranks import MeshRanks
 from monarch_nb.config import cadence, patience
 from monarch_nb.errors import NodeUnreachable
 from monarch_nb.ground.printing import put
@@ -21,13 +20,14 @@ from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2
 
 if TYPE_CHECKING:
+    from monarch_nb.client.meshes.core import MeshCore
     from monarch_nb.client.meshes.mesh import Mesh
 
 EVERY_S = cadence(1.0)
 """So often whoever watches asks: ranks look for a few seconds after each time."""
 
 
-async def look_at(mesh: MeshRanks, ranks: Sequence[int], last_s: float = 0) -> TopTable:
+async def look_at(mesh: MeshCore, ranks: Sequence[int], last_s: float = 0) -> TopTable:
     """Return where ranks are. They begin to look when they are asked first, and end when nobody has asked for a while.
 
     Args:
@@ -63,7 +63,7 @@ def _told_by(reply: pb.RankReply | None) -> run_pb2.Looks | None:
     return reply.looks if reply is not None and reply.HasField("looks") else None
 
 
-async def _told(mesh: MeshRanks) -> dict[Connection, pb.StatusReply]:
+async def _told(mesh: MeshCore) -> dict[Connection, pb.StatusReply]:
     request = pb.StatusRequest(readings=True)
     replies = await answers({node: node.unary("Status", request) for node in mesh.connections.values()})
     if unexpected := [each for each in replies.values() if not isinstance(each, (pb.StatusReply, NodeUnreachable))]:
@@ -98,7 +98,7 @@ def top(mesh: Mesh, look_s: float = LOOK_S) -> TopTable:
     return call(_look(mesh.core, mesh.ranks, look_s))
 
 
-def follow(core: MeshRanks, ranks: tuple[int, ...], every_s: float = EVERY_S) -> Iterator[TopTable]:
+def follow(core: MeshCore, ranks: tuple[int, ...], every_s: float = EVERY_S) -> Iterator[TopTable]:
     """Yield where ranks are, again and again.
 
     Raises:
@@ -109,7 +109,7 @@ def follow(core: MeshRanks, ranks: tuple[int, ...], every_s: float = EVERY_S) ->
         call(asyncio.sleep(every_s))
 
 
-async def _look(core: MeshRanks, ranks: tuple[int, ...], look_s: float) -> TopTable:
+async def _look(core: MeshCore, ranks: tuple[int, ...], look_s: float) -> TopTable:
     loop = asyncio.get_running_loop()
     began_s = loop.time()
     table = await look_at(core, ranks)

@@ -2,7 +2,7 @@
 of its subject.
 
 mesh            Mesh: run, push, pull, interrupt, for all ranks or some
-core            what a mesh and its slices share: the ranks, and the runs that are followed from here
+core            what a mesh and its slices share: its ranks, asked and told, and the runs that are followed here
 scaling         one cell on more and more of its ranks: how long that takes
 scaling_report  and what that says. Pure
 scripts         programs on its ranks, as torchrun would run them

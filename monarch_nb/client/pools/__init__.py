@@ -9,5 +9,4 @@ answering    which nodes answer, which do not and why, what those said last, and
 leasing      how leases on several nodes are taken together, tried again with others, and given back
 pool         asks all nodes, chooses some, leases slots and spawns ranks
 line         waits for what others hold
-ranks        the ranks of a mesh: asked where they are, told, restarted
 """

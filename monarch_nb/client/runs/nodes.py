@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from monarch_nb.client.connections.connection import Connection
 from monarch_nb.client.connections.session import MeshSession
-from monarch_nb.client.pools.ranks import MeshRanks
 from monarch_nb.client.runs.waits import NOT_ON_RUN
+
+if TYPE_CHECKING:
+    from monarch_nb.client.meshes.core import MeshCore
 
 
 class RunNodes:
@@ -19,7 +22,7 @@ class RunNodes:
         is_apart: it is followed once more in this process, beside whoever follows it already.
     """
 
-    def __init__(self, core: MeshRanks, ranks: Iterable[int], *, is_apart: bool) -> None:
+    def __init__(self, core: MeshCore, ranks: Iterable[int], *, is_apart: bool) -> None:
         self._core, self._ranks = core, tuple(ranks)
         self._is_apart = is_apart
         self._own: MeshSession | None = None

@@ -1,5 +1,5 @@
-"""A name that a cell does not know, and the other side does, ranks or kernel, or a module that ranks lack: what to type
-then.
+"""A name that a cell does not know, and the other side does, ranks or kernel; a module that ranks lack, groups that the
+kernel lacks: what to type then.
 """
 
 from __future__ import annotations
@@ -19,6 +19,10 @@ from monarch_nb.notebook.session import Session
 from monarch_nb.notebook.syntax.meant import of_a_magic
 
 _UNKNOWN = re.compile(r"name '(\w+)' is not defined")
+_NO_WORLD = re.compile(
+    r"environment variable (RANK|WORLD_SIZE|MASTER_ADDR|MASTER_PORT) expected|process group has not been initialized"
+)
+_NO_LINE = re.compile(r"Line magic function `%mesh` not found")
 _NO_MODULE = re.compile(r"No module named '(\w+)'")
 _PACKAGES = {
     "cv2": "opencv-python",
@@ -37,6 +41,12 @@ def known_on_ranks(error: BaseException | None, session: Session, shell: Interac
     name here; empty when it did not."""
     if isinstance(error, IPythonUsageError):
         return of_a_magic(str(error))
+    if (
+        session.reservation is not None
+        and isinstance(error, ValueError | RuntimeError)
+        and _NO_WORLD.search(str(error))
+    ):
+        return "torch.distributed works on the ranks: put %%mesh at the top of the cell"
     if type(error) is not NameError or not error.name or not _is_raised_in(error, shell.user_global_ns):
         return ""
     said = f"{error.name} is a variable of the ranks: put %%mesh at the top of the cell"
@@ -57,6 +67,8 @@ def known_elsewhere(failed: RunFailed, shell: InteractiveShell, script: Path | N
         script: the last one that ran in the ranks' own namespace.
     """
     for failure in failed.failures.values():
+        if _NO_LINE.match(failure.message):
+            return "%mesh is a line for the kernel: put it into a cell without %%mesh"
         lacks = _NO_MODULE.fullmatch(failure.message) if failure.name == ModuleNotFoundError.__name__ else None
         if lacks:
             return f"{lacks[1]} is not installed there: %mesh pip install {_PACKAGES.get(lacks[1], lacks[1])}"

@@ -254,6 +254,8 @@ class Subcommands:
     def _release(self, parsed: Parsed) -> None:
         if parsed.switch("all") and parsed.word:
             raise UsageError(f"%mesh release {parsed.word} or %mesh release --all, not both")
+        if parsed.word == "all" and "all" not in self._session.names(parsed.text("pool")):
+            raise UsageError("nothing of yours is called 'all': %mesh release --all releases everything that you hold")
         if parsed.switch("all"):
             _revive(parsed.text("pool") or self._session.pool)
             names = self._session.names(parsed.text("pool"))
@@ -341,6 +343,11 @@ class Subcommands:
 
     def _extend(self, parsed: Parsed) -> None:
         reservation = self._session.current()
+        if not parsed.words:
+            left = reservation.status(memory=False).left
+            said = f"{left} left; %mesh extend 2h adds two hours" if left else "held until it is released"
+            show(calm_line(f"{reservation.name}: {said}"))
+            return
         by_s = seconds_of(parsed.words[0], "TIME")
         left_s = reservation.extend(by_s)
         at = time_of_day(time.time() + left_s)

@@ -211,8 +211,8 @@ STOP = Command(
 EXTEND = Command(
     "extend",
     "hold the mesh for longer: adds to its time limit",
-    usage="TIME",
-    words=Words("TIME", "how much longer: 30m, 2h, 1h30m", least=1),
+    usage="[TIME]",
+    words=Words("TIME", "how much longer: 30m, 2h, 1h30m (without: say what is left)"),
     examples=(("%mesh extend 2h", "released two hours later than it would have been"),),
 )
 SHARE = Command(

@@ -1,4 +1,5 @@
-"""What Kubernetes is asked for, as plain dictionaries: a job whose pods run allocators, and what these need.
+"""What Kubernetes is asked for, as plain dictionaries: a job whose pods run allocators, and what these need. Their form
+is in manifests.yaml; what stands there in the places of names is made here.
 
 Pure: nothing here talks to a cluster. The same is printed by `monarch-nb manifest`.
 """
@@ -12,6 +13,8 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 from monarch_nb.config import DEFAULT_PORT, gap, passed_on
@@ -28,8 +31,6 @@ MASTER_PORT = 29500
 """Where torchrun of the first pod listens, when a script is the pods' command."""
 GONE_AFTER_S = int(gap(60))
 """A job that has ended, and all that it owns, is removed so long after."""
-GRACE_S = 30
-"""So long pods have to end their ranks."""
 INSTANCE = "app.kubernetes.io/instance"
 """The label by which the pods of a job are found, whatever made them."""
 POOL = "monarch-nb/pool"
@@ -42,6 +43,7 @@ _QUANTITY = re.compile(r"(\d+\.?\d*|\.\d+)([KMGTPE]i|[mkMGTP]|[eE]\d+)?")
 _LEAST_MEMORY_BYTES = 1 << 20
 """Who asks for less has forgotten the unit, or written m for M."""
 _RUNTIME = "torch-distributed"
+_OF_A_USER = ("pod_security", "container_security")
 _EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
 
 
@@ -259,14 +261,29 @@ def script_words(text: str) -> list[str]:
 
 def manifests(wanted: Wanted) -> list[Manifest]:
     """Return the job, the first of them, and what it owns apart from the certificate."""
-    made = [_job(wanted), _network_policy(wanted)]
-    return made if wanted.kind.says_where else [*made, _service(wanted)]
+    values = _values(wanted)
+    facts: Manifest = {"name": wanted.name, "labels": values["labels"]}
+    if wanted.namespace:
+        facts["namespace"] = wanted.namespace
+    of_job = {**facts, "labels": {**facts["labels"], **_pairs("label", wanted.options.label)}}
+    if wanted.notes:
+        of_job["annotations"] = dict(wanted.notes)
+    kind = wanted.kind
+    parts = [(kind.api_version, kind.name, of_job), ("networking.k8s.io/v1", "NetworkPolicy", facts)]
+    if not kind.says_where:
+        parts.append(("v1", "Service", facts))
+    return [
+        {"apiVersion": version, "kind": name, "metadata": metadata, "spec": _filled(_templates()[name], values)}
+        for version, name, metadata in parts
+    ]
 
 
 def secret(wanted: Wanted, certificate: bytes) -> Manifest:
     """Return what holds the certificate of the nodes, with its key."""
     data = {"node.pem": base64.b64encode(certificate).decode()}
-    return {"apiVersion": "v1", "kind": "Secret", "metadata": _facts(wanted), "type": "Opaque", "data": data}
+    facts = {"name": wanted.name, "labels": _labels(wanted)}
+    facts |= {"namespace": wanted.namespace} if wanted.namespace else {}
+    return {"apiVersion": "v1", "kind": "Secret", "metadata": facts, "type": "Opaque", "data": data}
 
 
 def owned(manifest: Manifest, owner: Manifest) -> Manifest:
@@ -276,163 +293,74 @@ def owned(manifest: Manifest, owner: Manifest) -> Manifest:
     return {**manifest, "metadata": {**manifest["metadata"], "ownerReferences": [reference]}}
 
 
+@cache
+def _templates() -> dict[str, Any]:
+    import yaml
+
+    made: dict[str, Any] = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text())
+    return made
+
+
+def _filled(part: Any, values: dict[str, Any]) -> Any:
+    """Return a part of a template with values in the places of their names; what is None is left out."""
+    if isinstance(part, str) and part.startswith("$"):
+        return values[part[1:]]
+    if isinstance(part, dict):
+        made = {key: _filled(each, values) for key, each in part.items()}
+        return {key: each for key, each in made.items() if each is not None}
+    return [_filled(each, values) for each in part] if isinstance(part, list) else part
+
+
 def _labels(wanted: Wanted) -> dict[str, str]:
     return {"app.kubernetes.io/name": "monarch-nb", INSTANCE: wanted.name}
 
 
-def _pod_labels(wanted: Wanted) -> dict[str, str]:
-    return _labels(wanted) | ({POOL: wanted.pool} if wanted.pool else {})
-
-
-def _facts(wanted: Wanted) -> Manifest:
-    facts: Manifest = {"name": wanted.name, "labels": _labels(wanted)}
-    return {**facts, "namespace": wanted.namespace} if wanted.namespace else facts
-
-
-def _service(wanted: Wanted) -> Manifest:
-    """Return what gives pods names: also before they are ready, since they wait for each other."""
-    spec = {
-        "clusterIP": "None",
-        "publishNotReadyAddresses": True,
-        "selector": _labels(wanted),
-        "ports": [{"name": "allocator", "port": DEFAULT_PORT, "protocol": "TCP"}],
-    }
-    return {"apiVersion": "v1", "kind": "Service", "metadata": _facts(wanted), "spec": spec}
-
-
-def _network_policy(wanted: Wanted) -> Manifest:
-    """Return what keeps others from the stores and collectives of the pods, which ask nobody who he is."""
-    own = {"matchLabels": _labels(wanted)}
-    friends = {"matchLabels": {POOL: wanted.pool}} if wanted.pool else own
-    ingress = [{"from": [{"podSelector": friends}]}, {"ports": [{"protocol": "TCP", "port": DEFAULT_PORT}]}]
-    spec = {"podSelector": own, "policyTypes": ["Ingress"], "ingress": ingress}
-    return {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": _facts(wanted), "spec": spec}
-
-
-def _job(wanted: Wanted) -> Manifest:
-    facts = _facts(wanted)
-    facts["labels"] = {**facts["labels"], **_pairs("label", wanted.options.label)}
-    if wanted.notes:
-        facts["annotations"] = dict(wanted.notes)
-    spec = {"Job": _indexed_job, "TrainJob": _train_job, "PyTorchJob": _pytorch_job}[wanted.kind.name](wanted)
-    return {"apiVersion": wanted.kind.api_version, "kind": wanted.kind.name, "metadata": facts, "spec": spec}
-
-
-def _indexed_job(wanted: Wanted) -> Manifest:
-    """A pod that fails leaves the others alone, and is not replaced."""
-    return {
-        "completionMode": "Indexed",
-        "completions": wanted.nodes,
-        "parallelism": wanted.nodes,
-        "backoffLimitPerIndex": 0,
-        **_removal(wanted),
-        **_deadline(wanted),
-        "template": {"metadata": {"labels": _pod_labels(wanted)}, "spec": _pod(wanted)},
-    }
-
-
-def _pytorch_job(wanted: Wanted) -> Manifest:
-    """The first pod is the master, and all end with it; the operator ends all when one fails."""
-    template = {"metadata": {"labels": _pod_labels(wanted)}, "spec": _pod(wanted)}
-    one = {"restartPolicy": "Never", "template": template}
-    workers = {"Worker": {"replicas": wanted.nodes - 1, **one}} if wanted.nodes > 1 else {}
-    removed = "All" if wanted.has_allocators else "Running"
-    policy = {"cleanPodPolicy": removed, "backoffLimit": 0, **_removal(wanted), **_deadline(wanted)}
-    return {
-        "nprocPerNode": str(wanted.gpus or wanted.procs),
-        "runPolicy": policy,
-        "pytorchReplicaSpecs": {"Master": {"replicas": 1, **one}, **workers},
-    }
-
-
-def _train_job(wanted: Wanted) -> Manifest:
-    """What a TrainJob has no place for is a patch of its runtime's pods."""
-    pod, container = _pod(wanted), _container(wanted)
-    parts = ("volumes", "nodeSelector", "tolerations", "imagePullSecrets", "securityContext")
-    patch: Manifest = {part: pod[part] for part in parts if part in pod}
-    own = {part: container[part] for part in ("name", "volumeMounts", "securityContext") if part in container}
-    patch["containers"] = [own]
-    template = {"metadata": {"labels": _pod_labels(wanted)}, "spec": patch}
-    node = {"name": "node", "template": {"spec": {"template": template}}}
-    runtime_spec = {"template": {"spec": {"replicatedJobs": [node]}}}
-    return {
-        "runtimeRef": {
-            "apiGroup": "trainer.kubeflow.org",
-            "kind": "ClusterTrainingRuntime",
-            "name": wanted.options.runtime or _RUNTIME,
-        },
-        "trainer": {
-            "image": container["image"],
-            "command": container["command"],
-            "env": container["env"],
-            "numNodes": wanted.nodes,
-            "numProcPerNode": wanted.gpus or wanted.procs,
-            **({"resourcesPerNode": container["resources"]} if "resources" in container else {}),
-        },
-        **_deadline(wanted),
-        "runtimePatches": [{"manager": "monarch-nb/client", "trainingRuntimeSpec": runtime_spec}],
-    }
-
-
-def _removal(wanted: Wanted) -> Manifest:
-    return {"ttlSecondsAfterFinished": GONE_AFTER_S} if wanted.has_allocators else {}
-
-
-def _deadline(wanted: Wanted) -> Manifest:
-    return {"activeDeadlineSeconds": wanted.longest_s} if wanted.longest_s else {}
-
-
-def _pod(wanted: Wanted) -> Manifest:
-    options = wanted.options
-    made: Manifest = {
-        "restartPolicy": "Never",
-        "terminationGracePeriodSeconds": GRACE_S,
-        "automountServiceAccountToken": False,  # ranks have no business with the cluster
-        "enableServiceLinks": False,
-        "containers": [_container(wanted)],
+def _values(wanted: Wanted) -> dict[str, Any]:
+    """Return what the templates name."""
+    options, kind, labels = wanted.options, wanted.kind, _labels(wanted)
+    of_pool = {POOL: wanted.pool} if wanted.pool else {}
+    ranks, user = wanted.gpus or wanted.procs, options.user
+    values = {
+        "nodes": wanted.nodes,
+        "further_nodes": wanted.nodes - 1,
+        "ranks": ranks,
+        "ranks_as_text": str(ranks),
+        "port": DEFAULT_PORT,
+        "removed_after_s": GONE_AFTER_S if wanted.has_allocators else None,
+        "pods_removed": "All" if wanted.has_allocators else "Running",
+        "longest_s": wanted.longest_s or None,
+        "runtime": options.runtime or _RUNTIME,
+        "labels": labels,
+        "pod_labels": labels | of_pool,
+        "friends": of_pool or labels,
+        "container": kind.container,
+        "image": options.image,
+        "command": list(wanted.command),
+        "environment": _environment(wanted),
+        "mounts": _mounts(wanted),
         "volumes": _volumes(wanted),
+        "resources": _resources(wanted) or None,
+        "subdomain": None if kind.says_where else wanted.name,
+        "node_selector": _pairs("node_selector", options.node_selector) or None,
+        "tolerations": [_toleration(text) for text in options.toleration] or None,
+        "image_pull_secrets": [{"name": options.image_pull_secret}] if options.image_pull_secret else None,
+        "priority_class": options.priority_class or None,
+        "user": user,
+        "is_not_root": user != 0,
     }
-    if not wanted.kind.says_where:
-        made["subdomain"] = wanted.name
-    if options.node_selector:
-        made["nodeSelector"] = _pairs("node_selector", options.node_selector)
-    if options.toleration:
-        made["tolerations"] = [_toleration(text) for text in options.toleration]
-    if options.image_pull_secret:
-        made["imagePullSecrets"] = [{"name": options.image_pull_secret}]
-    if options.priority_class:
-        made["priorityClassName"] = options.priority_class
-    if options.user is not None:
-        made["securityContext"] = {
-            "runAsUser": options.user,
-            "runAsGroup": options.user,
-            "runAsNonRoot": options.user != 0,
-            "fsGroup": options.user,
-            "fsGroupChangePolicy": "OnRootMismatch",
-            "seccompProfile": {"type": "RuntimeDefault"},
-        }
-    return made
+    named = user is not None
+    values |= {part: _filled(_templates()[part], values) if named else None for part in _OF_A_USER}
+    values["template"] = _filled(_templates()["template"], values)
+    values["workers"] = _filled(_templates()["workers"], values) if wanted.nodes > 1 else None
+    return values
 
 
-def _container(wanted: Wanted) -> Manifest:
-    options = wanted.options
+def _mounts(wanted: Wanted) -> list[Manifest]:
     mounts: list[Manifest] = [{"name": "shm", "mountPath": "/dev/shm"}]
     if wanted.has_allocators:
         mounts.append({"name": "certificate", "mountPath": CERTIFICATE_DIRECTORY, "readOnly": True})
-    paths = [_claim(text)[1] for text in options.volume]
-    made: Manifest = {
-        "name": wanted.kind.container,
-        "image": options.image,
-        "command": list(wanted.command),
-        "env": _environment(wanted),
-        "ports": [{"name": "allocator", "containerPort": DEFAULT_PORT, "protocol": "TCP"}],
-        "volumeMounts": [*mounts, *({"name": f"shared-{at}", "mountPath": path} for at, path in enumerate(paths))],
-    }
-    if resources := _resources(wanted):
-        made["resources"] = resources
-    if options.user is not None:
-        made["securityContext"] = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
-    return made
+    paths = [_claim(text)[1] for text in wanted.options.volume]
+    return [*mounts, *({"name": f"shared-{at}", "mountPath": path} for at, path in enumerate(paths))]
 
 
 def _volumes(wanted: Wanted) -> list[Manifest]:

@@ -35,6 +35,7 @@ from monarch_nb.worker.groups.breaking import (
 from monarch_nb.worker.groups.connections import Endpoint, resolve
 from monarch_nb.worker.groups.rendezvous import Rendezvous
 from monarch_nb.worker.groups.store import Address, MeshStore, connect
+from monarch_nb.worker.torch_names import GROUPS, lacking_here
 from monarch_nb.worker.user_code import is_library, is_standard
 
 _LOOPBACK = "127.0.0.1"
@@ -47,6 +48,8 @@ _BOOKKEEPING = {__file__, *(module.__file__ for module in _OURS)}
 def prepare() -> None:
     """In the template, before ranks are forked: do once what every rank would have to."""
     c10d.find_holders(("init_process_group", "destroy_process_group"))
+    if "torch" in sys.modules:
+        lacking_here()
 
 
 def install(note: Path | None = None, report: Callable[[Address], None] = lambda _: None) -> None:
@@ -131,6 +134,9 @@ def keeps_books(frames: Iterable[FrameType]) -> bool:
 
 
 def _patch(rendezvous: Rendezvous, module: Any) -> None:
+    if lacks := lacking_here().get(GROUPS):
+        sys.stderr.write(f"{lacks}; a newer monarch_nb may know it\n")
+        return
     c10d.hold_groups()
     c10d.replace(module.init_process_group, _wrap_init(rendezvous, module))
     c10d.replace(module.destroy_process_group, _wrap_destroy(module))

@@ -161,6 +161,7 @@ class CellRunner:
         match spec.WhichOneof("body"):
             case "cell":
                 assert transformed is not None
+                self._reloader.note_stars(spec.cell.code)
                 return await self._run_cell(spec.cell, transformed, result)
             case "push":
                 self._shell.user_ns.update(_call(self._load, spec.push.blob))

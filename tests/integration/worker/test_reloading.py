@@ -78,6 +78,16 @@ def test_a_function_its_module_and_names_in_the_namespace(project: Project, run:
     assert run("model.f(), g(), g is model.f") == (3, 3, True)
 
 
+def test_names_that_are_new_come_where_all_was_imported(project: Project, run: Callable[[str], Any]) -> None:
+    project.write("model.py", "def f():\n    return 1\n")
+    project.write("other.py", "")
+    assert run("import other\nfrom model import *\ntaken = 'a cell'\nf()") == 1
+    project.write("model.py", "def f():\n    return 2\ndef g():\n    return 3\n_h = taken = 4\n")
+    project.write("other.py", "here = 5\n")
+    assert run("f(), g(), taken") == (2, 3, "a cell")
+    assert run("'_h' in globals(), 'here' in globals()") == (False, False)
+
+
 def test_a_values_name_in_a_cell_stays_the_cells(project: Project, run: Callable[[str], Any]) -> None:
     """`epochs` may be the cell's own though it equals the module's."""
     project.write("config.py", "epochs = 3\nnet = object()\n")

@@ -4,6 +4,8 @@ import atexit
 import json
 import os
 import sys
+import time
+from pathlib import Path
 
 from torch.distributed.elastic.multiprocessing.errors import record
 
@@ -13,7 +15,10 @@ ERROR_FILE = os.environ["TORCHELASTIC_ERROR_FILE"]
 def look():
     with open(ERROR_FILE) as file:
         message = json.load(file)["message"]
-    print(message["message"], sorted(message["extraInfo"]))
+    print(message["message"], sorted(message["extraInfo"]), flush=True)
+    Path(f"done-{os.environ['RANK']}").touch()  # torchrun ends the others as soon as one has ended
+    while len(list(Path().glob("done-*"))) < 2:
+        time.sleep(0.01)
 
 
 @record

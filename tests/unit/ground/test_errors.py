@@ -239,6 +239,12 @@ def test_who_raised_and_lives_on_can_be_looked_into() -> None:
     failed.is_held = True
     said = "%mesh debug --post-mortem -t 1 shows where it was, with all variables"
     assert failed._render_traceback_()[-1] == said
+    shallow = replace(raised, rendered="ZeroDivisionError  Traceback\nCell In[3], line 1\n----> 1 1 / 0")
+    deep = replace(raised, rendered=f"{shallow.rendered}\nFile a.py:3, in f()\n----> 3 1 / 0")
+    for failure, is_looked_into in ((shallow, False), (deep, True)):
+        failed = RunFailed(failures=[failure], run=SimpleNamespace(ranks=(1,), mesh=Mock(flag="")))
+        failed.is_held = True
+        assert ("debug" in "\n".join(failed._render_traceback_())) == is_looked_into
     for name in ("SystemExit", "StdinNotImplementedError", "MeshMismatch", "ModuleNotFoundError"):
         failed = RunFailed(failures=[replace(raised, name=name)], run=SimpleNamespace(ranks=(1,), mesh=Mock(flag="")))
         failed.is_held = True

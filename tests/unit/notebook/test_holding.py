@@ -345,7 +345,10 @@ class TestTime:
         assert held.ok("%mesh extend 2h").startswith("dev: 2 h more, 3 h left: released at ")
         assert ("extend", "dev", 7200.0) in client.calls
         assert "TIME is a time such as 30s, 90m" in str(held.error("%mesh extend 2"))
-        assert "%mesh extend needs TIME" in str(held.error("%mesh extend"))
+        assert held.ok("%mesh extend").startswith("dev: ")
+
+    def test_all_is_no_name(self, held: Notebook) -> None:
+        assert "%mesh release --all" in str(held.error("%mesh release all"))
 
     def test_the_warning_comes_below_the_last_cell(self, held: Notebook, client: FakeClient) -> None:
         client.on_submit = hello

@@ -94,6 +94,12 @@ def test_torch_is_compared_by_version_and_installed_from_the_index_of_its_build(
     assert found(node(0, **gpu)).advice == ("%mesh pip install torch==2.13.0",), "not of a kernel without a GPU"
 
 
+def test_what_is_off_with_a_new_torch_is_said_once_for_all_nodes() -> None:
+    lacks = ["torch 2.99 has no _world: interrupts are off"]
+    told = only(found(node(0, torch_lacks=lacks), node(1, torch_lacks=lacks), node(2)))
+    assert told.nodes == ((lacks[0], ("node0", "node1")),)
+
+
 def test_a_kernel_without_a_gpu_may_have_another_build_of_torch_than_its_nodes() -> None:
     gpu: dict[str, Any] = {"torch": "2.13.0+cu128", "torch_cuda": "12.8", "driver": "570.1", "cuda": "12.8"}
     assert found(node(0, **gpu), node(1, **gpu)).healthy

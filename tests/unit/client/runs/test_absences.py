@@ -37,6 +37,7 @@ class Harness:
         pool = SimpleNamespace(end_of=self._end_of, heal=lambda say: self.heals(say))
         monkeypatch.setattr(notices, "pool_object", lambda _: pool)
         monkeypatch.setattr(notices.jobs, "job_of_pool", lambda _: object() if has_job else None)
+        monkeypatch.setattr(notices.jobs, "has_gone", lambda _: False)  # whatever pools this user has
         monkeypatch.setattr(notices.jobs, "what_became", self._became)
         run: Any = SimpleNamespace(
             emit=self._emit,

@@ -38,6 +38,22 @@ def test_names_that_ranks_have_need_mesh_on_top_of_the_cell(notebook: Notebook) 
         )
 
 
+def test_groups_are_made_on_ranks(held: Notebook) -> None:
+    for said in ("environment variable RANK expected, but not set", "Default process group has not been initialized"):
+        held.error(f"raise ValueError('{said}')")
+        assert held.text() == "torch.distributed works on the ranks: put %%mesh at the top of the cell"
+    held.error("raise ValueError('process')")
+    assert held.text() == ""
+
+
+def test_lines_of_mesh_are_the_kernels(held: Notebook, client: FakeClient) -> None:
+    message = "Line magic function `%mesh` not found."
+    failures = [RankFailure(0, "node0", "error", "UsageError", message, rendered="Traceback …", where="Cell In[3]:1")]
+    client.on_submit = lambda run: run.finish(failures=failures)
+    shown = str(held.error("%%mesh\n%mesh status")._render_traceback_()[-1])  # type: ignore[attr-defined]
+    assert shown == "%mesh is a line for the kernel: put it into a cell without %%mesh"
+
+
 def test_magics_of_ipyparallel_have_another_name_here(notebook: Notebook) -> None:
     for cell, here in (("%%px\nrank", "%%mesh runs"), ("%px rank", "%%mesh runs"), ("%autopx", "%mesh on sends")):
         assert "not found" in str(notebook.error(cell))

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from monarch_nb.client.pools.ranks import MeshRanks
+from monarch_nb.client.meshes.core import MeshCore
 from monarch_nb.proto import allocator_pb2 as pb
+from monarch_nb.shape import Extent
 
 
 class Node:
@@ -40,11 +41,11 @@ class Session:
         return nodes - self.there
 
 
-def mesh_of(nodes: dict[int, Node], nodes_in_all: int) -> MeshRanks:
+def mesh_of(nodes: dict[int, Node], nodes_in_all: int) -> MeshCore:
     connections: Any = nodes
-    made: Any = MeshRanks("m", connections, 2, 2 * nodes_in_all)
+    made: Any = MeshCore("m", connections, Extent({"hosts": nodes_in_all, "procs": 2}))
     made._session = Session(nodes)
-    mesh: MeshRanks = made
+    mesh: MeshCore = made
     return mesh
 
 
