@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import Sequence
 
+from monarch_nb.allocator.api.rules import CONTROL_RULES
 from monarch_nb.allocator.node import Node
 from monarch_nb.allocator.processes import processes
 from monarch_nb.allocator.processes.supervisor import RankProcess
@@ -47,42 +48,43 @@ def drop(node: Node, request: pb.DropRequest, by: str) -> pb.DropReply:
 
 async def control_ranks(node: Node, request: pb.ControlRanksRequest) -> list[pb.RankReply]:
     """Pass a request to the control threads of ranks; those that do not answer in time are told apart."""
-    mesh = node.state.mesh(request.mesh_id)
-    if request.WhichOneof("message") == "kill" and request.run_id:
-        killed = node.scripts.kill(request.run_id, request.ranks)
-        return [pb.RankReply(rank=process.rank, answered=True) for process in killed]
-    if request.WhichOneof("message") == "kill":
-        doomed = [p for rank in request.ranks if (p := node.supervisor.ranks.get((request.mesh_id, rank)))]
+    mesh, question = node.state.mesh(request.mesh_id), request.question
+    if request.kill:
+        known = node.supervisor.ranks
+        doomed = [
+            process for rank in request.ranks if (process := known.get((request.run_id or request.mesh_id, rank)))
+        ]
         node.supervisor.kill(doomed)
         return [pb.RankReply(rank=process.rank, answered=True) for process in doomed]
+    if question.WhichOneof("message") not in CONTROL_RULES:
+        raise UsageError("this is no question that ranks can be asked from outside")
     ranks = [rank for rank in request.ranks if rank in mesh.ranks]
-    if request.HasField("arm_saves"):
-        node.grace.arm(request.mesh_id, request.arm_saves)
+    if question.HasField("arm_saves"):
+        node.grace.arm(request.mesh_id, question.arm_saves)
         node.leases.expiry.watch(mesh.spec.reservation_id)
     return list(await asyncio.gather(*(_control_rank(node, request, mesh, rank) for rank in ranks)))
 
 
 async def look(node: Node, request: pb.Look, ranks: Sequence[int]) -> pb.Seen:
     """Return where ranks of this node are."""
-    asked = pb.ControlRanksRequest(
-        mesh_id=request.mesh_id, ranks=ranks, timeout_s=patience(1.0), where=True, run_id=request.of_run
-    )
+    asked = pb.ControlRanksRequest(mesh_id=request.mesh_id, ranks=ranks, timeout_s=patience(1.0), run_id=request.of_run)
+    asked.question.where.run_id = request.of_run
     seen = pb.Seen(look_id=request.look_id)
     for reply in await control_ranks(node, asked):
-        reply.where.ClearField("running_s")  # so that those at the same place are alike
-        seen.places.add(ranks=[reply.rank], where=reply.where if reply.answered else None)
+        reply.reply.where.ClearField("running_s")  # so that those at the same place are alike
+        seen.places.add(ranks=[reply.rank], where=reply.reply.where if reply.answered else None)
     return seen
 
 
 def _who(node: Node, request: pb.ControlRanksRequest, mesh: Mesh, rank: int) -> RankProcess | None:
     """Return the process that a question is about: where a live rank does nothing, it is about the script there."""
-    known = node.supervisor.ranks
-    if request.WhichOneof("message") in ("where", "stack", "looks"):
+    known, kind = node.supervisor.ranks, request.question.WhichOneof("message")
+    if kind in ("where", "stack", "looks"):
         if process := known.get((request.run_id, rank)):
             return process
         if not mesh.ranks[rank].running and (process := node.scripts.at_work(mesh, rank)):
             return process
-    if request.WhichOneof("message") == "debug" and (process := known.get((request.run_id, rank))):
+    if kind == "debug" and (process := known.get((request.run_id, rank))):
         return process
     return known.get((request.mesh_id, rank))
 
@@ -91,40 +93,29 @@ async def _control_rank(node: Node, request: pb.ControlRanksRequest, mesh: Mesh,
     process = _who(node, request, mesh, rank)
     if process is None:
         return pb.RankReply(rank=rank)
-    timeout_s = request.timeout_s or 5.0
-    if request.HasField("debug"):
-        timeout_s += request.debug.wait_s
-    if request.HasField("save_now"):
-        timeout_s += request.save_now.within_s
-    if request.WhichOneof("message") == "stack":
+    question, kind = request.question, request.question.WhichOneof("message")
+    timeout_s = (request.timeout_s or 5.0) + question.debug.wait_s + question.save_now.within_s
+    if kind == "stack":
         timeout_s = min(timeout_s, cadence(1.0))  # then it is looked at from outside
-    reply = await process.link.control(_rank_request(request), timeout_s)
-    if reply is None and request.WhichOneof("message") == "stack":
-        stack = await _stack_from_outside(node, process)
-        return pb.RankReply(rank=rank, answered=bool(stack), stack=stack)
-    if reply is None and request.WhichOneof("message") == "where":
-        where = _where_from_outside(process)
-        return pb.RankReply(rank=rank, answered=where is not None, where=where)
+    reply = await _ask(process, question, timeout_s)
+    if reply is None and kind == "stack" and (stack := await _stack_from_outside(node, process)):
+        reply = wire.ControlReply(stack=stack)
+    elif reply is None and kind == "where" and (where := _where_from_outside(process)) is not None:
+        reply = wire.ControlReply(where=where)
     if reply is None:
         return pb.RankReply(rank=rank)
-    script = node.scripts.at_work(mesh, rank) if request.HasField("stops") else None
     if reply.saves.HasField("armed"):
         reply.saves.armed.ClearField("secret")  # known to the ranks only
-    beside = await script.link.control(_rank_request(request), timeout_s) if script is not None else None
-    return pb.RankReply(
-        rank=rank,
-        answered=True,
-        where=reply.where,
-        stack=reply.stack,
-        completions=reply.completions,
-        completion_start=reply.completion_start,
-        inspection=reply.inspection,
-        actors=reply.actors,
-        stops=[*reply.stops, *(beside.stops if beside is not None else ())],
-        debug=reply.debug if request.HasField("debug") else None,
-        saves=reply.saves if reply.HasField("saves") else None,
-        looks=reply.looks if reply.HasField("looks") else None,
-    )
+    script = node.scripts.at_work(mesh, rank) if kind == "stops" else None
+    if script is not None and (beside := await _ask(script, question, timeout_s)) is not None:
+        reply.stops.extend(beside.stops)
+    return pb.RankReply(rank=rank, answered=True, reply=reply)
+
+
+async def _ask(process: RankProcess, question: wire.ControlRequest, timeout_s: float) -> wire.ControlReply | None:
+    own = wire.ControlRequest()  # it gets a number of its own
+    own.CopyFrom(question)
+    return await process.link.control(own, timeout_s)
 
 
 def _where_from_outside(process: RankProcess) -> run_pb2.Where | None:
@@ -160,37 +151,3 @@ async def _stack_from_outside(node: Node, process: RankProcess) -> str:
         return "\n\n".join(each for each in threads if _CONTROL_FILE not in each)
     except FileNotFoundError:  # the process has ended
         return ""
-
-
-def _rank_request(request: pb.ControlRanksRequest) -> wire.ControlRequest:
-    match request.WhichOneof("message"):
-        case "where":
-            return wire.ControlRequest(where=wire.GetWhere(run_id=request.run_id))
-        case "stack":
-            return wire.ControlRequest(stack=wire.GetStack())
-        case "actors":
-            return wire.ControlRequest(actors=wire.GetActors())
-        case "interrupt_actors":
-            return wire.ControlRequest(interrupt_actors=wire.InterruptActors())
-        case "complete":
-            complete = wire.GetCompletions(code=request.complete.code, cursor=request.complete.cursor)
-            return wire.ControlRequest(complete=complete)
-        case "inspect":
-            return wire.ControlRequest(inspect=request.inspect)
-        case "stops":
-            return wire.ControlRequest(stops=wire.GetStops())
-        case "arm_saves":
-            return wire.ControlRequest(arm_saves=request.arm_saves)
-        case "save_now":
-            return wire.ControlRequest(save_now=request.save_now)
-        case "saves":
-            return wire.ControlRequest(saves=wire.GetSaves())
-        case "looks":
-            return wire.ControlRequest(looks=wire.GetLooks(last_s=request.looks_s))
-        case "debug":
-            return wire.ControlRequest(debug=request.debug)
-        case "abort_groups":
-            reason, last_run, if_torn = request.abort_groups, request.last_run, request.if_torn
-            abort = wire.AbortGroups(reason=reason, last_run=last_run, if_torn=if_torn, peer_died=request.peer_died)
-            return wire.ControlRequest(abort_groups=abort)
-    raise UsageError("an empty control request")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from monarch_nb.allocator.state.lease import Right
 from monarch_nb.errors import UsageError
 from monarch_nb.proto import allocator_pb2 as pb
+from monarch_nb.proto import worker_pb2 as wire
 from monarch_nb.rpc.callers import Caller
 from monarch_nb.trust.identity import ADMIN, NODE, USER
 
@@ -113,7 +114,7 @@ def _new_mesh(right: Right, doing: str) -> Check:
 
 
 def _control(access: Access, caller: Caller, request: pb.ControlRanksRequest) -> None:
-    kind = request.WhichOneof("message") or ""
+    kind = "kill" if request.kill else request.question.WhichOneof("message") or ""
     right, doing = CONTROL_RULES.get(kind, (Right.OWN, "do that"))
     if kind == "kill" and request.run_id and access.is_submitter(caller, request.run_id):
         right = Right.RUN
@@ -124,7 +125,8 @@ def _control(access: Access, caller: Caller, request: pb.ControlRanksRequest) ->
 
 
 def _look(access: Access, caller: Caller, look: pb.Look) -> None:
-    _control(access, caller, pb.ControlRanksRequest(mesh_id=look.mesh_id, where=True, run_id=look.of_run))
+    where = wire.ControlRequest(where=wire.GetWhere())
+    _control(access, caller, pb.ControlRanksRequest(mesh_id=look.mesh_id, question=where, run_id=look.of_run))
 
 
 def _drop(access: Access, caller: Caller, request: pb.DropRequest) -> None:
@@ -230,7 +232,7 @@ CONTROL_RULES: dict[str, tuple[Right, str]] = {
     "saves": (Right.READ, "see what it saves"),
     "looks": (Right.READ, "see where its ranks are"),
 }
-"""By what control threads are asked (ControlRanksRequest.message)."""
+"""By what control threads are asked (ControlRequest.message), and "kill"; nothing else can be asked from outside."""
 
 SESSION_RULES: dict[str, Check | None] = {
     "open": _open,

@@ -117,7 +117,8 @@ class AllocatorService(service.AllocatorServicer):
 
     async def _abort_groups(self, reservation_id: str, reason: str) -> None:
         for mesh_id, mesh in list(self._node.state.meshes_of(reservation_id).items()):
-            abort = pb.ControlRanksRequest(mesh_id=mesh_id, ranks=mesh.ranks, timeout_s=ABORT_S, abort_groups=reason)
+            abort = pb.ControlRanksRequest(mesh_id=mesh_id, ranks=mesh.ranks, timeout_s=ABORT_S)
+            abort.question.abort_groups.reason = reason
             await control_ranks(self._node, abort)
 
     async def Undertake(self, request: pb.UndertakeRequest, context: Any) -> pb.UndertakeReply:

@@ -23,6 +23,7 @@ from monarch_nb.errors import (
 )
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import files_pb2, run_pb2
+from monarch_nb.proto import worker_pb2 as wire
 from monarch_nb.proto.mail_pb2 import Address, Envelope
 from monarch_nb.rpc.callers import Caller
 from monarch_nb.trust.authority import Authority
@@ -87,8 +88,12 @@ def is_denied(access: Access, method: str, caller: Caller, request: Any) -> None
 class TestTables:
     def test_everything_that_can_be_asked_has_a_rule_and_nothing_else_has(self) -> None:
         assert set(RULES) == set(METHODS)
-        for message, rules in ((pb.SessionRequest, SESSION_RULES), (pb.ControlRanksRequest, CONTROL_RULES)):
-            assert set(rules) == {kind.name for kind in message.DESCRIPTOR.oneofs_by_name["message"].fields}
+        in_sessions, of_ranks = (
+            {kind.name for kind in message.DESCRIPTOR.oneofs_by_name["message"].fields}
+            for message in (pb.SessionRequest, wire.ControlRequest)
+        )
+        assert set(SESSION_RULES) == in_sessions
+        assert set(CONTROL_RULES) == of_ranks - {"interrupt", "exit"} | {"kill"}
 
     @pytest.mark.parametrize(
         ("caller", "right", "allowed"),

@@ -30,14 +30,14 @@ async def where(pid: int, *, interrupted_at: float | None, is_open: bool = False
     process = SimpleNamespace(link=link, record=record, interrupted_at=interrupted_at)
     node: Any = SimpleNamespace(supervisor=SimpleNamespace(ranks={("run", 0): process}))
     mesh: Any = None
-    return await control._control_rank(node, pb.ControlRanksRequest(run_id="run", where=True), mesh, 0)
+    return await control._control_rank(node, pb.ControlRanksRequest(run_id="run", question={"where": {}}), mesh, 0)
 
 
 async def test_another_program_that_catches_its_interrupt_handles_it(without_handler: int) -> None:
     now = time.monotonic()
     reply = await where(os.getpid(), interrupted_at=now)
     assert reply.answered
-    assert reply.where.HasField("handles_s")
+    assert reply.reply.where.HasField("handles_s")
     assert not (await where(os.getpid(), interrupted_at=None)).answered
     assert not (await where(os.getpid(), interrupted_at=now, is_open=True)).answered  # C code holds the interpreter
     assert not (await where(without_handler, interrupted_at=now)).answered

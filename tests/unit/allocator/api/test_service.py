@@ -70,7 +70,7 @@ async def test_who_is_second_to_tell_of_a_reservations_nodes_waits_until_groups_
     """Else the cell that a client runs when it has replaced a node loses its new groups."""
 
     async def control_ranks(_: object, request: pb.ControlRanksRequest) -> None:
-        aborted.append(request.abort_groups)
+        aborted.append(request.question.abort_groups.reason)
         begun.set()
         await may_go_on.wait()
 
