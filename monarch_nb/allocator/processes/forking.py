@@ -81,8 +81,7 @@ class Forking:
         """Fork a mesh's live ranks; `incarnations` says how often each was restarted."""
 
         def plan(workspace: Path | None) -> list[Plan]:
-            node = self._paths, self._identity
-            return [plan_rank(*node, mesh, rank, incarnations[rank], workspace) for rank in ranks]
+            return [plan_rank(self._node, mesh, rank, incarnations[rank], workspace) for rank in ranks]
 
         for process in await self.fork(mesh, plan):
             self._node.runs.apply(self._state.rank_ready(mesh.spec.mesh_id, process.rank))

@@ -12,7 +12,6 @@ from pathlib import Path
 
 from monarch_nb.config import cadence
 from monarch_nb.errors import PreloadError, SpawnError
-from monarch_nb.proto import run_pb2
 from monarch_nb.proto import worker_pb2 as wire
 from monarch_nb.rpc.frame_connection import FrameConnection, connect, may_listen
 
@@ -123,25 +122,17 @@ class RankLink:
 
     Args:
         path: where it listens.
-        on_result: called with what it has finished.
-        on_hello: called with what it says of itself, before any result that it sends later.
+        on_message: called with what it says of its work; of itself first.
         on_mail: called with what it sends to other processes, as it comes.
-        on_store_lost: called when nobody answers where its mesh's store was.
 
     Attributes:
         mail: the connection for that, apart from the others.
     """
 
     def __init__(
-        self,
-        path: Path,
-        on_result: Callable[[run_pb2.RankResult], None],
-        on_hello: Callable[[wire.RankHello], None],
-        on_mail: Callable[[bytes], None],
-        on_store_lost: Callable[[wire.StoreLost], None],
+        self, path: Path, on_message: Callable[[wire.FromRank], None], on_mail: Callable[[bytes], None]
     ) -> None:
-        self._path, self._on_result, self._on_hello = path, on_result, on_hello
-        self._on_store_lost = on_store_lost
+        self._path, self._on_message = path, on_message
         self.mail = MailLink(path, on_mail)
         self._work: FrameConnection | None = None
         self._control: FrameConnection | None = None
@@ -186,15 +177,9 @@ class RankLink:
 
     def _on_work(self, frame: bytes) -> None:
         message = wire.FromRank.FromString(frame)
-        kind = message.WhichOneof("message")
-        if kind == "result":
-            self._on_result(message.result)
-        elif kind == "hello":
-            if not self._hello.done():
-                self._hello.set_result(None)
-            self._on_hello(message.hello)
-        elif kind == "store_lost":
-            self._on_store_lost(message.store_lost)
+        if message.HasField("hello") and not self._hello.done():
+            self._hello.set_result(None)
+        self._on_message(message)
 
     def _on_control(self, frame: bytes) -> None:
         reply = wire.FromRank.FromString(frame).control

@@ -71,7 +71,7 @@ class Scripts:
         run, ranks = start.run, start.ranks
 
         def plan(workspace: Path | None) -> list[Plan]:
-            return [plan_script(self._paths, self._identity, mesh, run, rank, workspace) for rank in ranks]
+            return [plan_script(self._node, mesh, run, rank, workspace) for rank in ranks]
 
         def say(text: str) -> None:
             self._audience.say(run, ranks[0], text)

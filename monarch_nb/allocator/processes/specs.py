@@ -8,17 +8,20 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from monarch_nb.allocator.processes.supervisor import new_token
 from monarch_nb.allocator.state.runs import Mesh, Run
-from monarch_nb.allocator.state.state import Identity
-from monarch_nb.config import RANK_TOKEN_VARIABLE, SHARED_VARIABLE, NodePaths
+from monarch_nb.config import RANK_TOKEN_VARIABLE, SHARED_VARIABLE
 from monarch_nb.errors import UsageError
 from monarch_nb.ground.cpus import usable_cpus
 from monarch_nb.ground.places import Place, nodes_of
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import state_pb2
 from monarch_nb.proto import worker_pb2 as wire
+
+if TYPE_CHECKING:
+    from monarch_nb.allocator.node import Node
 
 _NOT_PASSED_ON = ("GRPC_", "JPY_", SHARED_VARIABLE)
 """JPY_PARENT_PID and its like are the kernel's that started the pool."""
@@ -151,9 +154,7 @@ def start_directory(spec: pb.SpawnRequest, workspace: Path | None) -> Path:
 Plan = tuple[state_pb2.RankRecord, wire.RankSpec]
 
 
-def plan_rank(
-    paths: NodePaths, node: Identity, mesh: Mesh, rank: int, incarnation: int, workspace: Path | None
-) -> Plan:
+def plan_rank(node: Node, mesh: Mesh, rank: int, incarnation: int, workspace: Path | None) -> Plan:
     """Return the record and the specification of a rank's process.
 
     Args:
@@ -165,13 +166,13 @@ def plan_rank(
         mesh_id=spec.mesh_id, rank=rank, incarnation=incarnation, gpu_indices=gpu_indices, token=new_token()
     )
     job = Job(spec.mesh_id, spec.master_host, spec.master_port)  # the same for all, also for those that were restarted
-    place = place_in_mesh(spec, rank)
-    seen = gpus_of(mesh, mesh.ranks)
-    start = str(start_directory(spec, workspace))
-    return record, _specification(paths, node, spec, record, place, job, start, workspace, seen, spec.environment)
+    environment = _environment(
+        node, place_in_mesh(spec, rank), job, record.token, gpus_of(mesh, mesh.ranks), spec.environment
+    )
+    return record, _specification(node, spec, record, environment, start_directory(spec, workspace), workspace)
 
 
-def plan_script(paths: NodePaths, node: Identity, mesh: Mesh, run: Run, rank: int, workspace: Path | None) -> Plan:
+def plan_script(node: Node, mesh: Mesh, run: Run, rank: int, workspace: Path | None) -> Plan:
     """Return the same of the process that a script has on a rank's slot."""
     spec, script = mesh.spec, run.submit.run.script
     gpu_indices = gpus_of(mesh, mesh.ranks if script.shell else run.ranks)
@@ -181,15 +182,13 @@ def plan_script(paths: NodePaths, node: Identity, mesh: Mesh, run: Run, rank: in
     job = Job(run.run_id, script.store_host, script.store_port, script.attempt, script.max_restarts)
     ranks = mesh.all_ranks(run.submit)
     place = place_of_node(spec, ranks) if script.shell else Place.among(rank, ranks, spec.ranks)
-    error_file = str(paths.error_file(spec.mesh_id, rank, run.run_id))
+    error_file = str(node.paths.error_file(spec.mesh_id, rank, run.run_id))
     added = {"TORCHELASTIC_ERROR_FILE": error_file, **spec.environment, **script.environment}
-    start = script.directory or str(start_directory(spec, workspace))
-    whole = _specification(paths, node, spec, record, place, job, start, workspace, gpu_indices, added)
+    environment = _environment(node, place, job, record.token, gpu_indices, added)
     if script.shell:
-        environment = node_environment(whole.environment, place, spec.python or node.python)
-        whole.environment.clear()
-        whole.environment.update({**environment, **script.environment})
-    return record, whole
+        environment = node_environment(environment, place, spec.python or node.identity.python) | {**script.environment}
+    start = Path(script.directory) if script.directory else start_directory(spec, workspace)
+    return record, _specification(node, spec, record, environment, start, workspace)
 
 
 def gpus_of(mesh: Mesh, ranks: Iterable[int]) -> list[int]:
@@ -198,41 +197,37 @@ def gpus_of(mesh: Mesh, ranks: Iterable[int]) -> list[int]:
     return list(dict.fromkeys(gpu for rank in sorted(ranks) for gpu in mesh.ranks[rank].gpu_indices))
 
 
+def _environment(
+    node: Node, place: Place, job: Job, token: str, gpu_numbers: Sequence[int], added: Mapping[str, str]
+) -> dict[str, str]:
+    cpus, interface = usable_cpus(), node.identity.interface
+    known = os.environ, place, job
+    return rank_environment(
+        *known, gpu_numbers=gpu_numbers, token=token, cpu_count=cpus, interface=interface, added=added
+    )
+
+
 def _specification(
-    paths: NodePaths,
-    node: Identity,
+    node: Node,
     spec: pb.SpawnRequest,
     record: state_pb2.RankRecord,
-    place: Place,
-    job: Job,
-    start: str,
+    environment: dict[str, str],
+    start: Path,
     workspace: Path | None,
-    gpu_numbers: Sequence[int],
-    added: Mapping[str, str],
 ) -> wire.RankSpec:
-    script = record.mesh_id if record.script_of else ""
-    environment = rank_environment(
-        os.environ,
-        place,
-        job,
-        gpu_numbers=gpu_numbers,
-        token=record.token,
-        cpu_count=usable_cpus(),
-        interface=node.interface,
-        added=added,
-    )
+    paths, script = node.paths, record.mesh_id if record.script_of else ""
     return wire.RankSpec(
         mesh_id=spec.mesh_id,
         rank=record.rank,
         environment=environment,
-        directory=start,
+        directory=str(start),
         workspace=str(workspace or ""),
         socket=str(paths.rank_socket(record.mesh_id, record.rank, record.incarnation)),
         log_directory=str(paths.runs(spec.mesh_id)),
         blob_directory=str(paths.blobs(spec.mesh_id)),
         stacks_file=str(paths.stacks(spec.mesh_id, record.rank, script)),
         for_script=bool(script),
-        node=node.address,
+        node=node.identity.address,
         process=f"{record.mesh_id}/{record.rank}",
         mail_directory=str(paths.mail_of(spec.mesh_id)),
         store_note=str(paths.store_note(spec.mesh_id)),

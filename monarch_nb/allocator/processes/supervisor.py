@@ -152,26 +152,21 @@ class Supervisor:
         return ranks
 
     def _make_rank(self, record: state_pb2.RankRecord, pid: int, oom_kills_before: int) -> RankProcess:
-        mesh_id = record.mesh_id
-        path = self.paths.rank_socket(mesh_id, record.rank, record.incarnation)
-
-        def on_hello(hello: wire.RankHello) -> None:
-            if self.ranks.get((mesh_id, rank.rank)) is rank:  # else it is being started or ended
-                self._node.on_hello(rank, hello)
-
-        def on_result(result: run_pb2.RankResult) -> None:
-            if rank not in self.leaving:  # else its successor answers for that rank
-                self._node.on_result(rank, result)
+        def on_message(message: wire.FromRank) -> None:
+            kind = message.WhichOneof("message")
+            if kind == "hello" and self.ranks.get((rank.mesh_id, rank.rank)) is rank:  # else it is started or ended
+                self._node.on_hello(rank, message.hello)
+            elif kind == "result" and rank not in self.leaving:  # else its successor answers for that rank
+                self._node.on_result(rank, message.result)
+            elif kind == "store_lost":
+                self._node.stores.on_lost(rank.mesh_id, message.store_lost)
 
         def on_mail(frame: bytes) -> None:
             if rank not in self.leaving:
                 self._node.mail.on_rank_mail(rank, frame)
 
-        def on_store_lost(lost: wire.StoreLost) -> None:
-            self._node.stores.on_lost(mesh_id, lost)
-
-        link = RankLink(path, on_result, on_hello, on_mail, on_store_lost)
-        rank = RankProcess(mesh_id, record.rank, record, link, ProcessWatch(pid), oom_kills_before)
+        link = RankLink(self.paths.rank_socket(record.mesh_id, record.rank, record.incarnation), on_message, on_mail)
+        rank = RankProcess(record.mesh_id, record.rank, record, link, ProcessWatch(pid), oom_kills_before)
         return rank
 
     async def adopt_rank(self, record: state_pb2.RankRecord) -> None:

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import json
 import logging
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -81,16 +80,6 @@ class Leases:
                     )
         self.expiry.resume()
 
-    @contextlib.asynccontextmanager
-    async def turn(self, request: pb.ReserveRequest) -> AsyncIterator[None]:
-        """Until the block ends, no other allocator of this machine takes the GPUs that are free."""
-        if not request.gpus:
-            yield
-            return
-        async with self._gpu_locks.turn():
-            self._state.gpus_held = self._gpu_locks.held_by_others()
-            yield
-
     def attach(self, session: Session, reservation_id: str) -> None:
         """A client uses a reservation: it is told what there is to say of it, and who waits for such slots."""
         self.expiry.attach(session, reservation_id)
@@ -112,7 +101,10 @@ class Leases:
             LimitReached: and its like, as `NodeState.reserve` raises.
         """
         reservation_id = request.reservation_id
-        async with self.turn(request):
+        # No other allocator of this machine takes the GPUs that are free meanwhile.
+        async with self._gpu_locks.turn() if request.gpus else contextlib.nullcontext():
+            if request.gpus:
+                self._state.gpus_held = self._gpu_locks.held_by_others()
             is_new = reservation_id not in self._state.leases
             indices = self.reserve(request)
         if not is_new:

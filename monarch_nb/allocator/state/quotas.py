@@ -140,25 +140,6 @@ class Holdings:
         return {each.owner for each in self.reserved.values()}
 
 
-@dataclass(frozen=True)
-class Excess:
-    """What somebody would have that is above a limit.
-
-    Attributes:
-        entry: of the file: whose limit it is.
-        people: those whose holdings count. has: what these have without what was asked for. wants: that.
-    """
-
-    who: str
-    is_group: bool
-    kind: str
-    most: float
-    entry: str
-    people: Collection[str]
-    has: int
-    wants: int
-
-
 def check(quotas: Quotas, holdings: Holdings, reservation_id: str, groups_of: GroupsOf, file: str, node: str) -> None:
     """Let a reservation that is among those held stay, or raise.
 
@@ -174,26 +155,21 @@ def check(quotas: Quotas, holdings: Holdings, reservation_id: str, groups_of: Gr
         for kind, (most, entry) in quotas.limits_of(who, is_group=is_group).items():
             wants, total = asked.amount(kind), holdings.amount(kind, people)
             if wants and total > most:
-                excess = Excess(who, is_group, kind, most, entry, people, total - wants, wants)
+                whose = f"the group {who}" if is_group else who
+                of_entry = "" if entry == who else f', as the limit of "{entry}" says'
+                limit = f"{whose} may have {amount_of(kind, most)} at most{of_entry}"
+                held = [
+                    f"{one.name}{f' ({one.owner})' if is_group else ''} {amount_of(kind, one.amount(kind))}"
+                    for one in holdings.reserved.values()
+                    if one is not asked and one.owner in people and one.amount(kind)
+                ]
+                has, less = "", "ask for less"
+                if held:
+                    has = f" holds {amount_of(kind, total - wants)} ({', '.join(held)}),"
+                    less = "release what is not needed, or ask for less"
                 who_can = f"{quotas.contact or 'whoever runs the allocators'} can raise the limit, in {file} on {node}"
-                raise LimitReached(f"{_explained(excess, holdings, asked)}; {who_can}", who, kind, most, excess.has)
-
-
-def _explained(excess: Excess, holdings: Holdings, asked: Reserved) -> str:
-    kind = excess.kind
-    whose = f"the group {excess.who}" if excess.is_group else excess.who
-    of_entry = "" if excess.entry == excess.who else f', as the limit of "{excess.entry}" says'
-    limit = f"{whose} may have {amount_of(kind, excess.most)} at most{of_entry}"
-    wants = f"{asked.name} takes {amount_of(kind, excess.wants)}"
-    held = [
-        f"{one.name}{f' ({one.owner})' if excess.is_group else ''} {amount_of(kind, one.amount(kind))}"
-        for one in holdings.reserved.values()
-        if one is not asked and one.owner in excess.people and one.amount(kind)
-    ]
-    if not held:
-        return f"{limit}, and {wants}: ask for less"
-    has = f"holds {amount_of(kind, excess.has)} ({', '.join(held)})"
-    return f"{limit}, {has}, and {wants}: release what is not needed, or ask for less"
+                why = f"{limit},{has} and {asked.name} takes {amount_of(kind, wants)}: {less}; {who_can}"
+                raise LimitReached(why, who, kind, most, total - wants)
 
 
 def amount_of(kind: str, amount: float) -> str:

@@ -70,7 +70,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def link_to(rank: FakeRank) -> tuple[RankLink, asyncio.Queue[wire.RankHello]]:
     hellos: asyncio.Queue[wire.RankHello] = asyncio.Queue()
-    return RankLink(rank.path, lambda _: None, hellos.put_nowait, lambda _: None, lambda _: None), hellos
+    return RankLink(rank.path, lambda message: hellos.put_nowait(message.hello), lambda _: None), hellos
 
 
 async def test_a_rank_that_hung_up_is_connected_to_again(tmp_path: Path) -> None:
