@@ -13,7 +13,7 @@ from monarch_nb.allocator.logs.limit import LogLimit
 from monarch_nb.allocator.logs.output import DirectoryWatch
 from monarch_nb.allocator.logs.stored import KeptLogs
 from monarch_nb.allocator.mail.mail import Mail
-from monarch_nb.allocator.memory.records import Adoption, Records
+from monarch_nb.allocator.memory.records import Records
 from monarch_nb.allocator.processes.forking import Forking
 from monarch_nb.allocator.processes.grace import Grace
 from monarch_nb.allocator.processes.scripts import Scripts
@@ -90,7 +90,6 @@ class Node:
         self.state = NodeState(procs, [gpu.index for gpu in gpus])
         self.records = Records(self)
         self.supervisor = Supervisor(self)
-        self.adoption = Adoption(self)
         self.gpu_locks = GpuLocks(paths.directory, gpus)
         self.readings = Readings(gpus, self.gpu_locks.held_by_others)
         self.reach = Reach(store_host, open_channel)
@@ -121,7 +120,7 @@ class Node:
         self.records.read()
         self.leases.remove_unknown_meshes()
         self.mail.start()
-        await self.adoption.adopt()
+        await self.records.adopt()
         await self.files.release_others(self.state.leases)
         self.records.flush()
         await self.leases.resume()
@@ -134,7 +133,8 @@ class Node:
 
     async def close(self, *, end_processes: bool) -> None:
         """Stop; with `end_processes` everything of the node ends and its files are removed."""
-        self.adoption.close()
+        for adopting in self.records.adopting:
+            adopting.cancel()
         self.leases.expiry.close()
         self.leases.close()
         self.grace.close()

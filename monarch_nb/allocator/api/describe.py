@@ -26,10 +26,7 @@ class Description:
 
     def __init__(self, node: Node) -> None:
         self._identity, self._state = node.identity, node.state
-        self._supervisor, self._templates = node.supervisor, node.supervisor.templates
-        self._readings, self._whereabouts, self._actors = node.readings, node.whereabouts, node.actors
-        self._expiry, self._scripts = node.leases.expiry, node.scripts
-        self._grace = node.grace
+        self._node, self._readings = node, node.readings
 
     def node(self) -> pb.DescribeReply:
         """Return the facts of the node."""
@@ -59,8 +56,8 @@ class Description:
             store_host=self._identity.store_host,
             address=self._identity.address,
             token=self._identity.token,
-            template_error=self._templates.error,
-            template_ready=self._templates.ready.is_set(),
+            template_error=self._node.supervisor.templates.error,
+            template_ready=self._node.supervisor.templates.ready.is_set(),
         )
 
     async def status(self, *, memory: bool, readings: bool, past_runs: pb.PastRuns) -> pb.StatusReply:
@@ -73,10 +70,10 @@ class Description:
         """
         taken: Mapping[int, RankReading] = {}
         reply = pb.StatusReply()
-        pids = [process.record.process.pid for process in self._supervisor.ranks.values()]
+        pids = [process.record.process.pid for process in self._node.supervisor.ranks.values()]
         if readings:
             reading, *_ = await asyncio.gather(
-                self._readings.read(pids), self._whereabouts.refresh(), self._actors.refresh()
+                self._readings.read(pids), self._node.whereabouts.refresh(), self._node.actors.refresh()
             )
             reply.readings.CopyFrom(reading.node)
             taken = reading.ranks
@@ -88,7 +85,7 @@ class Description:
         now_s = seconds_since_boot()
         for reservation_id, lease in self._state.leases.items():
             request, limits = lease.request, lease.limits
-            busy = self._expiry.is_busy(reservation_id)
+            busy = self._node.leases.expiry.is_busy(reservation_id)
             reservation = reply.reservations.add(
                 reservation_id=reservation_id,
                 name=request.name,
@@ -123,7 +120,7 @@ class Description:
 
     def _saves(self, mesh_id: str) -> run_pb2.ArmSaves | None:
         """Return what is armed, without its secret."""
-        if (armed := self._grace.armed(mesh_id)) is None:
+        if (armed := self._node.grace.armed(mesh_id)) is None:
             return None
         told = run_pb2.ArmSaves()
         told.CopyFrom(armed)
@@ -147,9 +144,9 @@ class Description:
         described = []
         for rank in sorted(ranks):
             slot = mesh.ranks[rank]
-            process = self._supervisor.ranks.get((mesh.spec.mesh_id, rank))
+            process = self._node.supervisor.ranks.get((mesh.spec.mesh_id, rank))
             pid = process.record.process.pid if process else 0
-            script = None if slot.running else self._scripts.at_work(mesh, rank)
+            script = None if slot.running else self._node.scripts.at_work(mesh, rank)
             running = script.mesh_id if script else slot.running
             message = pb.Rank(rank=rank, pid=pid, gpu_indices=slot.gpu_indices, run_id=running)
             message.trouble = "; ".join(filter(None, map(self._state.gpu_troubles.get, slot.gpu_indices)))
@@ -167,16 +164,16 @@ class Description:
             if slot.failure is not None:
                 message.failure.CopyFrom(slot.failure)
             script_pid = script.record.process.pid if script else 0
-            if where := self._whereabouts.of(script_pid or pid, running):
+            if where := self._node.whereabouts.of(script_pid or pid, running):
                 message.where.CopyFrom(where)
             readings = [reading for each in (pid, script_pid) if (reading := (taken or {}).get(each))]
             message.memory_bytes = sum(reading.memory_bytes for reading in readings)
             if cpus := [reading.cpu for reading in readings if reading.cpu is not None]:
                 message.cpu = sum(cpus)
             if with_actors:
-                actors, message.more_actors = self._actors.of(pid)
+                actors, message.more_actors = self._node.actors.of(pid)
                 message.actors.extend(actors)
-                message.memory_bytes += self._actors.memory_bytes(pid)
+                message.memory_bytes += self._node.actors.memory_bytes(pid)
             described.append(message)
         return described
 

@@ -292,26 +292,17 @@ def handle(request: pb.SeeTokenRequest, *, shares_nothing: bool = False) -> str:
             case pb.SeeTokenRequest.ACTION_SEE:
                 return "" if _holds(request.path, token) else "another file is there"
             case pb.SeeTokenRequest.ACTION_WRITE:
-                return _write(request.path, token)
+                with _opened(request.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as file:
+                    os.write(file, token)
+            case pb.SeeTokenRequest.ACTION_REMOVE if _holds(request.path, token):
+                os.unlink(request.path)
             case pb.SeeTokenRequest.ACTION_REMOVE:
-                return _remove(request.path, token)
+                return "another file is there"
             case _:
                 raise UsageError(f"no such action on a token file: {request.action}")
+        return ""
     except OSError as error:
         return error.strerror or str(error)
-
-
-def _write(path: str, token: bytes) -> str:
-    with _opened(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as file:
-        os.write(file, token)
-    return ""
-
-
-def _remove(path: str, token: bytes) -> str:
-    if not _holds(path, token):
-        return "another file is there"
-    os.unlink(path)
-    return ""
 
 
 def _holds(path: str, token: bytes) -> bool:

@@ -36,11 +36,11 @@ ANSWER_S = patience(60.0)
 _LONGEST_BUDGET_S = 5.0
 
 
-class MetricsReader:
+class MetricsReader(Helper):
     """Reads for one request after the other. Its process is started when it is needed and ends when it is idle."""
 
     def __init__(self) -> None:
-        self._helper = Helper("monarch_nb.allocator.logs.metrics", gap(120.0))
+        super().__init__("monarch_nb.allocator.logs.metrics", gap(120.0))
 
     async def read(
         self, request: pb.ReadMetricsRequest, runs: Path, files: Sequence[RankFiles], *, is_over: bool
@@ -58,17 +58,13 @@ class MetricsReader:
         told = {"runs": str(runs), "files": [(each.output, each.rank) for each in files], "over": is_over}
         asked = json.dumps(told | {"budget_s": budget_s}).encode() + b"\n" + request.SerializeToString()
         try:
-            answer = await self._helper.ask(asked, budget_s + ANSWER_S)
+            answer = await self.ask(asked, budget_s + ANSWER_S)
         except TimeoutError as error:
             raise MonarchNbError(f"the output of run {request.number} can not be read in {ANSWER_S:g} s") from error
         except (OSError, asyncio.IncompleteReadError) as error:
             what = f"the numbers of run {request.number} can not be read: the process that does it ended"
             raise MonarchNbError(f"{what} ({error}); try fewer names") from error
         return pb.ReadMetricsReply.FromString(answer)
-
-    async def close(self) -> None:
-        """End."""
-        await self._helper.close()
 
 
 T = TypeVar("T")

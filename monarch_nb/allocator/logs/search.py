@@ -32,11 +32,11 @@ class Lines:
     number: int
 
 
-class Searcher:
+class Searcher(Helper):
     """Searches, one after the other. The process is started when it is needed and ends when it is idle."""
 
     def __init__(self) -> None:
-        self._helper = Helper("monarch_nb.allocator.logs.search", gap(30.0))
+        super().__init__("monarch_nb.allocator.logs.search", gap(30.0))
 
     async def search(self, text: str, lines: Sequence[Lines], *, regex: bool, ignore_case: bool) -> list[array[int]]:
         """Return the numbers of the lines that match, for each of `lines`.
@@ -47,7 +47,7 @@ class Searcher:
         """
         asked = {"text": text, "regex": regex, "ignore_case": ignore_case, "lines": [astuple(each) for each in lines]}
         try:
-            answer = await self._helper.ask(json.dumps(asked).encode(), SEARCH_S)
+            answer = await self.ask(json.dumps(asked).encode(), SEARCH_S)
         except TimeoutError as error:
             raise MonarchNbError(
                 f"the search for {text!r} took longer than {SEARCH_S:g} s and was stopped: search in fewer runs"
@@ -64,10 +64,6 @@ class Searcher:
             found.append(numbers[position : position + count])
             position += count
         return found
-
-    async def close(self) -> None:
-        """End."""
-        await self._helper.close()
 
 
 _STEP_BYTES = 1 << 20

@@ -42,6 +42,9 @@ ranks and the client know until then; when a client leaves, all that it knows is
 TRY_AGAIN_S = cadence(2.0)
 """After a flush that found no room: nothing tells when there is some again."""
 
+NO_PID = 1 << 30
+"""Above every pid that Linux gives."""
+
 
 class Records:
     """The records of a node's leases, meshes, processes and runs.
@@ -51,6 +54,7 @@ class Records:
 
     Attributes:
         meshes: those of which this node has ranks or the store.
+        adopting: connects to ranks that were too busy to say hello at once.
     """
 
     def __init__(self, node: Node) -> None:
@@ -59,6 +63,7 @@ class Records:
         self.database = Database(node.paths.database)
         self.meshes: dict[str, state_pb2.MeshRecord] = {}
         self._numbers, self._accepted = RunNumbers(node.paths), AcceptedRuns(node.paths)
+        self.adopting: list[asyncio.Task[None]] = []
         self._newest_runs: dict[str, str] = {}
         self._dirty_runs: set[tuple[str, str]] = set()
         self._unacknowledged: dict[tuple[str, int], list[str]] = {}
@@ -97,6 +102,32 @@ class Records:
             mesh.last_number = self._numbers.newest(mesh)
             if mesh.runs:
                 self._newest_runs[mesh_id] = max(mesh.runs.values(), key=lambda run: run.number).run_id
+
+    async def adopt(self) -> None:
+        """Adopt stores, templates and ranks; those that are too busy to say hello are adopted when they do."""
+        database, supervisor = self.database, self._node.supervisor
+        for mesh_id, mesh in self.meshes.items():
+            if mesh.HasField("store"):  # else another node has it
+                supervisor.watch_store(mesh_id, mesh.store.pid if processes.is_alive(mesh.store) else NO_PID)
+        # An allocator was killed while it ended ranks that had successors.
+        left = [record for _, record in database.read("leaving", state_pb2.RankRecord)]
+        processes.kill_trees([(record.process, record.token) for record in left])
+        database.delete_prefix("leaving", "")
+        ranks = [record for _, record in database.read("rank", state_pb2.RankRecord)]
+        known = {record.process.pid for record in ranks} | {mesh.store.pid for mesh in self.meshes.values()}
+        for _, record in list(database.read("template", state_pb2.TemplateRecord)):
+            await supervisor.templates.adopt(record, known)
+        self._node.scripts.resume(ranks)
+        self.adopting = [asyncio.create_task(self._adopt(record)) for record in ranks]
+        if self.adopting:
+            done, _ = await asyncio.wait(self.adopting, timeout=ADOPT_WAIT_S)
+            for task in done:
+                task.result()
+
+    async def _adopt(self, record: state_pb2.RankRecord) -> None:
+        if record.HasField("death") or (record.script_of or record.mesh_id) not in self._state.meshes:
+            return
+        await self._node.supervisor.adopt_rank(record)
 
     # ---- leases ----
 
@@ -271,54 +302,3 @@ class Records:
         self.database.close()
         self._accepted.close()
         self._numbers.close()
-
-
-NO_PID = 1 << 30
-"""Above every pid that Linux gives."""
-
-
-class Adoption:
-    """Connects to what still lives, and ends what nobody would know."""
-
-    def __init__(self, node: Node) -> None:
-        self._node, self._records, self._supervisor = node, node.records, node.supervisor
-        self._adopting: list[asyncio.Task[None]] = []
-
-    async def adopt(self) -> None:
-        """Adopt stores, templates and ranks; those that are too busy to say hello are adopted when they do."""
-        self._watch_stores()
-        self._end_left()
-        database, meshes = self._records.database, self._records.meshes
-        ranks = [record for _, record in database.read("rank", state_pb2.RankRecord)]
-        known = {record.process.pid for record in ranks} | {mesh.store.pid for mesh in meshes.values()}
-        for _, record in list(database.read("template", state_pb2.TemplateRecord)):
-            await self._supervisor.templates.adopt(record, known)
-        self._node.scripts.resume(ranks)
-        self._adopting = [asyncio.create_task(self._adopt(record)) for record in ranks]
-        if self._adopting:
-            done, _ = await asyncio.wait(self._adopting, timeout=ADOPT_WAIT_S)
-            for task in done:
-                task.result()
-
-    def _watch_stores(self) -> None:
-        for mesh_id, record in self._records.meshes.items():
-            if record.HasField("store"):  # else another node has it
-                pid = record.store.pid if processes.is_alive(record.store) else NO_PID
-                self._supervisor.watch_store(mesh_id, pid)
-
-    def _end_left(self) -> None:
-        """An allocator was killed while it ended ranks that had successors."""
-        database = self._records.database
-        left = [record for _, record in database.read("leaving", state_pb2.RankRecord)]
-        processes.kill_trees([(record.process, record.token) for record in left])
-        database.delete_prefix("leaving", "")
-
-    async def _adopt(self, record: state_pb2.RankRecord) -> None:
-        if record.HasField("death") or (record.script_of or record.mesh_id) not in self._node.state.meshes:
-            return
-        await self._supervisor.adopt_rank(record)
-
-    def close(self) -> None:
-        """Wait for nobody any more."""
-        for task in self._adopting:
-            task.cancel()

@@ -138,7 +138,9 @@ class Members:
             ReservationNotFound: this node holds nothing of it.
         """
         reservation_id = request.reservation_id
-        astray = _astray(self._state.lease(reservation_id).nodes, request)
+        known = {peer.address for peer in (*request.before, *request.nodes)}
+        # Whoever made the next list did not know of these nodes.
+        astray = [peer for peer in self._state.lease(reservation_id).nodes if peer.address not in known]
         concerned = self._state.change_members(request, self._address, seconds_since_boot())
         lease = self._state.lease(reservation_id)
         if concerned is None:
@@ -167,12 +169,6 @@ class Members:
         notice = pb.UndertakeRequest(reservation_id=request.reservation_id, owner=owner, nodes=nodes, members=request)
         notice.members.pass_on = False
         self._node.outbox.take(notice)
-
-
-def _astray(nodes: Iterable[files_pb2.Peer], request: pb.ChangeMembersRequest) -> list[files_pb2.Peer]:
-    """Return those nodes of a list of which whoever made the next one did not know."""
-    known = {peer.address for peer in (*request.before, *request.nodes)}
-    return [peer for peer in nodes if peer.address not in known]
 
 
 MOST_IN_PROGRESS = 1000
