@@ -107,6 +107,8 @@ async def serve(options: argparse.Namespace, paths: config.NodePaths, network: N
     from monarch_nb.allocator.node import Node
     from monarch_nb.allocator.processes.processes import ProcessWatch
 
+    given = options.log_limit
+    limit_bytes = bytes_of(given, "--log-limit") if given else default_limit_bytes(paths.directory)
     preload = list(config.DEFAULT_PRELOAD) if options.preload is None else [m for m in options.preload if m]
 
     def shown() -> Identity | None:
@@ -123,7 +125,7 @@ async def serve(options: argparse.Namespace, paths: config.NodePaths, network: N
         python=options.python,
         preload=preload,
         isolated=options.isolate,
-        log_limit_bytes=_log_limit_bytes(options, paths),
+        log_limit_bytes=limit_bytes,
         store_host=network.address if network else "127.0.0.1",
         interface=network.interface if network else "lo",
         address=network.advertised if network else paths.address,
@@ -257,12 +259,6 @@ def _listen(server: grpc.aio.Server, network: Network) -> None:
         network.kept_port.close()
 
 
-def _log_limit_bytes(options: argparse.Namespace, paths: config.NodePaths) -> int:
-    if options.log_limit:
-        return bytes_of(options.log_limit, "--log-limit")
-    return default_limit_bytes(paths.directory)
-
-
 def _on_signal(stopped: asyncio.Event, number: int) -> None:
     if stopped.is_set():
         os._exit(128 + number)
@@ -362,11 +358,6 @@ def _touch(path: Path) -> None:
         os.utime(path)
 
 
-def _directory_name(options: argparse.Namespace) -> str:
-    """Return where a node's state lies in its pool's directory: no job finds what an earlier one has left."""
-    return f"{options.node_id}-{uuid.uuid4().hex[:8]}" if options.temporary else str(options.node_id)
-
-
 def lock(paths: config.NodePaths) -> IO[bytes]:
     """Make sure that this is the node's only allocator; held until the process ends."""
     file = paths.lock.open("ab")
@@ -410,7 +401,9 @@ def main(arguments: list[str] | None = None) -> int:
         network = _network(options)
         options.node_id = options.node_id or (socket.gethostname() if network else "node0")
         pool = network.identity.pool if network else config.DEFAULT_POOL
-        directory = options.directory or config.pool_directory(pool) / _directory_name(options)
+        # No job finds what an earlier one has left.
+        name = f"{options.node_id}-{uuid.uuid4().hex[:8]}" if options.temporary else options.node_id
+        directory = options.directory or config.pool_directory(pool) / name
         paths = config.NodePaths(config.private_directory(directory.absolute()))
         for sockets in (paths.sockets.parent, paths.sockets):
             config.private_directory(sockets)

@@ -169,18 +169,12 @@ class AllocatorService(service.AllocatorServicer):
         return pb.MoveStoreReply()
 
     async def Spawn(self, request: pb.SpawnRequest, context: Any) -> pb.SpawnReply:
-        return pb.SpawnReply(ranks=await _whole(self._spawn(request)))
-
-    async def _spawn(self, request: pb.SpawnRequest) -> list[pb.Rank]:
-        mesh = await self._node.forking.spawn(request)
-        return self._description.ranks(mesh, mesh.ranks)
+        mesh = await _whole(self._node.forking.spawn(request))
+        return pb.SpawnReply(ranks=self._description.ranks(mesh, mesh.ranks))
 
     async def Restart(self, request: pb.RestartRequest, context: Any) -> pb.RestartReply:
-        return pb.RestartReply(ranks=await _whole(self._restart(request)))
-
-    async def _restart(self, request: pb.RestartRequest) -> list[pb.Rank]:
-        mesh = await self._node.forking.restart(request.mesh_id, request.ranks)
-        return self._description.ranks(mesh, request.ranks)
+        mesh = await _whole(self._node.forking.restart(request.mesh_id, request.ranks))
+        return pb.RestartReply(ranks=self._description.ranks(mesh, request.ranks))
 
     async def StopMesh(self, request: pb.StopMeshRequest, context: Any) -> pb.StopMeshReply:
         await _whole(self._node.leases.stop_mesh(request.mesh_id, caller_of(context).name))

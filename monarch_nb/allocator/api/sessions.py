@@ -22,6 +22,7 @@ from monarch_nb.allocator.runs.below import Below
 from monarch_nb.allocator.runs.sessions import Session
 from monarch_nb.config import patience
 from monarch_nb.errors import MonarchNbError, UsageError, VersionMismatch
+from monarch_nb.ground.tasks import Tasks
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto.mail_pb2 import Envelope
 from monarch_nb.rpc.callers import Caller
@@ -51,7 +52,7 @@ class SessionCall:
     def __init__(self, node: Node, access: Access, caller: Caller) -> None:
         self._node, self._access, self._caller = node, access, caller
         self._session = Session(functools.partial(access.may_read, caller))
-        self._looks: set[asyncio.Future[None]] = set()
+        self._looks = Tasks()
 
     async def serve(self, requests: AsyncIterator[pb.SessionRequest], context: Any) -> None:
         """Read requests and write batches of events until either side ends."""
@@ -172,9 +173,7 @@ class SessionCall:
             with contextlib.suppress(MonarchNbError):  # it is not here any more: nobody waits long for the answer
                 self._session.send(urgent=False, seen=await look(self._node, request, ranks))
 
-        task = asyncio.ensure_future(tell())
-        self._looks.add(task)
-        task.add_done_callback(self._looks.discard)
+        self._looks.start(tell())
 
     def _submit(self, below: Below, submit: pb.Submit) -> None:
         session, run_id = self._session, submit.run.run_id

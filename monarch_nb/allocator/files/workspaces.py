@@ -79,7 +79,9 @@ class Workspaces:
     def directory(self, reservation_id: str) -> Path:
         """Return where a reservation's ranks work, made if it is missing; nothing else makes a workspace."""
         with self._lock:
-            if (workspace := self._known.get(_checked(reservation_id))) is None:
+            if (workspace := self._known.get(reservation_id)) is None:
+                if not _ID.fullmatch(reservation_id):
+                    raise UsageError(f"bad reservation id {reservation_id!r}")
                 directory = self._paths.workspaces / reservation_id
                 workspace = self._known[reservation_id] = _Workspace(directory, self._node)
             return workspace.tree
@@ -375,12 +377,6 @@ class _Workspace:
 
     def _root(self, mount: str) -> Path:
         return self.tree / mount
-
-
-def _checked(reservation_id: str) -> str:
-    if not _ID.fullmatch(reservation_id):
-        raise UsageError(f"bad reservation id {reservation_id!r}")
-    return reservation_id
 
 
 def _unused(path: Path) -> Path:

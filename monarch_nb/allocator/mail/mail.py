@@ -167,7 +167,10 @@ class Mail:
         """Say why a process is not there, unless it will be soon."""
         mesh_id, _, rank = process.rpartition("/")
         if mesh_id == CLIENT:
-            return self._why_client_is_missing(process)
+            if process in self._gone:
+                return Undelivered(reason=_LEFT)
+            self._wait_for_client(process)
+            return None
         here = self._identity.node_id
         mesh = self._state.meshes.get(mesh_id)
         if mesh is None:
@@ -201,12 +204,6 @@ class Mail:
                 self._boxes.pop(mailbox).close()
                 self._office.ended(mailbox, _AWAY)
                 self._wait_for_client(mailbox)
-
-    def _why_client_is_missing(self, mailbox: str) -> Undelivered | None:
-        if mailbox in self._gone:
-            return Undelivered(reason=_LEFT)
-        self._wait_for_client(mailbox)
-        return None
 
     def _wait_for_client(self, mailbox: str) -> None:
         self._office.held(mailbox)

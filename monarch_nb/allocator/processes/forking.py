@@ -14,6 +14,7 @@ from monarch_nb.allocator.processes.specs import Plan, plan_rank, start_director
 from monarch_nb.config import MAIN_MESH
 from monarch_nb.errors import MeshNotFound, MonarchNbError, ReservationNotFound, SpawnError, UsageError
 from monarch_nb.ground.read_at_start import when_read
+from monarch_nb.ground.tasks import Tasks
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2, state_pb2
 
@@ -35,7 +36,7 @@ class Forking:
         self._node, self._paths, self._identity, self._state = node, node.paths, node.identity, node.state
         self._records, self._supervisor, self._leases = node.records, node.supervisor, node.leases
         self._restarting = asyncio.Lock()
-        self.ending: set[asyncio.Task[None]] = set()
+        self.ending = Tasks()
 
     async def spawn(self, spec: pb.SpawnRequest) -> Mesh:
         """Fork the mesh's ranks on this node and wait until they are ready."""
@@ -162,7 +163,10 @@ class Forking:
             incarnations = {rank: self._next_incarnation(mesh_id, rank) for rank in chosen}
             old = [process for rank in chosen if (process := self._supervisor.ranks.get((mesh_id, rank)))]
             busy = [process for process in old if mesh.ranks[process.rank].running]
-            self._retire(old)
+            # Room for their successors. From now on nothing but what is written down here tells the allocator after
+            # this one to end them: it is on disk together with the successors.
+            self._supervisor.retire(old)
+            self._records.save_leaving(old)
             for rank in chosen:
                 self._node.runs.apply(self._state.rank_restarting(mesh_id, rank))
             self._supervisor.kill(busy)
@@ -179,20 +183,12 @@ class Forking:
                 self._end_meanwhile(old)
         return mesh
 
-    def _retire(self, ranks: list[RankProcess]) -> None:
-        """Make room for the successors of ranks. From now on nothing but what is written down here tells the allocator
-        after this one to end them: it is on disk together with the successors."""
-        self._supervisor.retire(ranks)
-        self._records.save_leaving(ranks)
-
     def _end_meanwhile(self, ranks: list[RankProcess]) -> None:
         async def end() -> None:
             await self._supervisor.end(ranks)
             self._records.delete_leaving(ranks)
 
-        task = asyncio.create_task(end())
-        self.ending.add(task)
-        task.add_done_callback(self.ending.discard)
+        self.ending.start(end())
 
     def _next_incarnation(self, mesh_id: str, rank: int) -> int:
         if process := self._supervisor.ranks.get((mesh_id, rank)):

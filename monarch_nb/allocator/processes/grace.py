@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from monarch_nb.allocator.processes.processes import is_caught
 from monarch_nb.config import cadence, patience
+from monarch_nb.ground.tasks import Tasks
 from monarch_nb.proto import run_pb2
 from monarch_nb.proto import worker_pb2 as wire
 from monarch_nb.times import duration
@@ -47,7 +48,7 @@ class Grace:
 
     def __init__(self, node: Node, seconds: float) -> None:
         self._node, self._records, self._supervisor, self.seconds = node, node.records, node.supervisor, seconds
-        self._asking: set[asyncio.Task[None]] = set()
+        self._asking = Tasks()
 
     # ---- saves ----
 
@@ -80,9 +81,7 @@ class Grace:
     def ask_soon(self, reservation_id: str, why: str, within_s: float) -> None:
         """Have the ranks of a reservation save, while this goes on."""
         processes = [process for mesh_id in self._meshes(reservation_id) for process in self._of(mesh_id)]
-        task = asyncio.get_running_loop().create_task(self.save(processes, why, within_s))
-        self._asking.add(task)
-        task.add_done_callback(self._asking.discard)
+        self._asking.start(self.save(processes, why, within_s))
 
     async def save(
         self, processes: Iterable[RankProcess], why: str, within_s: float, *, begin_within_s: float = 0.0
@@ -92,7 +91,7 @@ class Grace:
         Args:
             begin_within_s: what has not begun so soon is given up; 0: there is all the time.
         """
-        armed = [process for process in processes if self._saves_at_end(process.home_id)]
+        armed = [process for process in processes if (saves := self.armed(process.home_id)) and saves.at_end]
         if not armed:
             return
         _log.info("%s: %d ranks are to save within %s", why, len(armed), duration(within_s))
@@ -165,12 +164,7 @@ class Grace:
 
     def close(self) -> None:
         """Wait for nothing any more."""
-        for task in self._asking:
-            task.cancel()
-
-    def _saves_at_end(self, mesh_id: str) -> bool:
-        armed = self.armed(mesh_id)
-        return armed is not None and armed.at_end
+        self._asking.cancel()
 
     def _meshes(self, reservation_id: str) -> list[str]:
         known = self._records.meshes.items()

@@ -23,6 +23,7 @@ from monarch_nb.allocator.processes.specs import Plan, plan_script
 from monarch_nb.config import gap, patience
 from monarch_nb.errors import MonarchNbError
 from monarch_nb.ground.frames import pack_pickle
+from monarch_nb.ground.tasks import Tasks
 from monarch_nb.proto import run_pb2, state_pb2
 from monarch_nb.proto import worker_pb2 as wire
 from monarch_nb.sizes import size
@@ -55,7 +56,7 @@ class Scripts:
         self._node, self._paths, self._identity, self._state = node, node.paths, node.identity, node.state
         self._records, self._supervisor, self._audience = node.records, node.supervisor, node.audience
         self._starting: dict[asyncio.Task[None], _Start] = {}
-        self._interrupting: set[asyncio.Task[None]] = set()
+        self._interrupting = Tasks()
 
     # ---- begin ----
 
@@ -179,9 +180,7 @@ class Scripts:
                 for rank in start.ranks:
                     self._give_back(start.run, rank, outcome=run_pb2.OUTCOME_CANCELLED)
         for process in self.of_run(run_id):
-            task = asyncio.get_running_loop().create_task(self._interrupt(process))
-            self._interrupting.add(task)
-            task.add_done_callback(self._interrupting.discard)
+            self._interrupting.start(self._interrupt(process))
 
     async def _interrupt(self, process: RankProcess) -> None:
         process.interrupted_at = time.monotonic()

@@ -11,13 +11,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Coroutine, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 from monarch_nb.allocator.processes import processes
 from monarch_nb.config import cadence, patience
 from monarch_nb.errors import MeshNotFound, MonarchNbError, NodeUnreachable, ReservationNotFound
+from monarch_nb.ground.tasks import Tasks
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import files_pb2, state_pb2
 from monarch_nb.proto import worker_pb2 as wire
@@ -42,7 +43,7 @@ class Stores:
         self._leases, self._relay = node.leases, node.files.relay
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._searched: set[str] = set()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
 
     def resume(self) -> None:
         """Say again what the allocator before this one may not have told everybody."""
@@ -95,14 +96,14 @@ class Stores:
     def forget(self, run_id: str) -> None:
         """A client has all results of a run: if it was a script with its store here, nobody needs that any more."""
         if run_id in self._records.meshes and run_id not in self._state.meshes:
-            self._spawn(self._leases.remove_mesh(run_id))
+            self._tasks.start(self._leases.remove_mesh(run_id))
 
     # ---- a store dies ----
 
     def on_death(self, mesh_id: str) -> None:
         """Ranks know the store by its port: another one takes its place there. Groups that exist go on without it."""
         if mesh_id in self._records.meshes and not self._node.shutdown.is_set():
-            self._spawn(self._replace(mesh_id))
+            self._tasks.start(self._replace(mesh_id))
 
     async def _replace(self, mesh_id: str) -> None:
         try:
@@ -124,7 +125,7 @@ class Stores:
             self._write_note(record)  # a full disk may have kept it from learning
             return
         self._searched.add(mesh_id)
-        self._spawn(self._search(mesh_id, record.store_moves))
+        self._tasks.start(self._search(mesh_id, record.store_moves))
 
     async def _search(self, mesh_id: str, moves: int) -> None:
         try:
@@ -159,7 +160,8 @@ class Stores:
             MeshNotFound: this node has nothing of the mesh.
         """
         record = self._record(place.mesh_id)
-        names = {_name_of(peer) for peer in self._nodes(record)}
+        # Clients call nodes that are called alike "gpu1 at ADDRESS".
+        names = {peer.node_id.partition(" at ")[0] for peer in self._nodes(record)}
         if not names or place.node_id in names:  # else another one has its place
             self._learn(record, place)
 
@@ -227,7 +229,7 @@ class Stores:
             return
         if record.HasField("store"):
             record.ClearField("store")
-            self._spawn(self._supervisor.end_store(place.mesh_id))
+            self._tasks.start(self._supervisor.end_store(place.mesh_id))
         record.store_moves, record.store_node = place.moves, place.node_id
         record.spec.master_host, record.spec.master_port = place.host, place.port
         self._records.save_mesh(record)
@@ -246,7 +248,7 @@ class Stores:
 
     def _tell_others(self, record: state_pb2.MeshRecord) -> None:
         for peer in self._others(record):
-            self._spawn(self._tell(record, _place(record), peer))
+            self._tasks.start(self._tell(record, _place(record), peer))
 
     async def _tell(self, record: state_pb2.MeshRecord, place: pb.StorePlace, peer: files_pb2.Peer) -> None:
         """Tell a node where the store is, however long it is away, unless that changes."""
@@ -277,16 +279,6 @@ class Stores:
         """Return what is held while a mesh's store is looked for: nodes ask only those before them, so none waits for
         itself."""
         return self._turns.setdefault(mesh_id, asyncio.Lock())
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-
-def _name_of(peer: files_pb2.Peer) -> str:
-    """Return what a node calls itself: clients call those that are called alike "gpu1 at ADDRESS"."""
-    return peer.node_id.partition(" at ")[0]
 
 
 def _place(record: state_pb2.MeshRecord) -> pb.StorePlace:

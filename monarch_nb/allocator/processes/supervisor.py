@@ -20,6 +20,7 @@ from monarch_nb.allocator.processes.processes import ProcessWatch
 from monarch_nb.allocator.processes.templates import EXIT_STATUS_WAIT_S, Templates
 from monarch_nb.config import cadence, patience
 from monarch_nb.errors import SpawnError
+from monarch_nb.ground.tasks import Tasks
 from monarch_nb.proto import run_pb2, state_pb2
 from monarch_nb.proto import worker_pb2 as wire
 
@@ -83,13 +84,13 @@ class Supervisor:
         self.templates = Templates(node.paths, self._note_exit, node.records.save_template)
         self._exits: dict[int, int] = {}
         self._exit_waiters: dict[int, asyncio.Future[int]] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
         self.ranks: dict[tuple[str, int], RankProcess] = {}
         self.leaving: set[RankProcess] = set()
         """Those that are to end, or are ending: their successors may be in `ranks` already."""
         self._dead: list[RankProcess] = []
         """Those that have just died, and may have left processes."""
-        self._forks: set[asyncio.Future[Any]] = set()
+        self._forks = Tasks()
         self._is_ending = False
         self.stores: dict[str, ProcessWatch] = {}
 
@@ -115,10 +116,8 @@ class Supervisor:
         if self._is_ending:
             forking.close()
             raise SpawnError("the node is just being shut down")
-        fork = asyncio.ensure_future(forking)
-        self._forks.add(fork)
-        fork.add_done_callback(self._forks.discard)
-        return await asyncio.shield(fork)  # who waits for it may be cancelled; the processes are there all the same
+        # Who waits for it may be cancelled; the processes are there all the same.
+        return await asyncio.shield(self._forks.start(forking))
 
     async def _fork_ranks(
         self, template: TemplateLink, planned: list[tuple[state_pb2.RankRecord, wire.RankSpec]]
@@ -188,7 +187,7 @@ class Supervisor:
     def _supervise(self, rank: RankProcess) -> None:
         self.ranks[rank.mesh_id, rank.rank] = rank
         self._node.on_there(rank, True)
-        self._spawn_task(self._await_death(rank))
+        self._tasks.start(self._await_death(rank))
 
     async def _await_death(self, rank: RankProcess) -> None:
         await rank.watch.ended.wait()
@@ -241,7 +240,7 @@ class Supervisor:
             processes.kill_trees([(rank.record.process, rank.record.token) for rank in ranks])
         except OSError as error:
             _log.error("processes that ranks started can not be ended yet: %s", error)
-            self._spawn_task(self._kill_trees_later(ranks))
+            self._tasks.start(self._kill_trees_later(ranks))
 
     async def _kill_trees_later(self, ranks: list[RankProcess]) -> None:
         await asyncio.sleep(KILL_AGAIN_S)
@@ -320,7 +319,7 @@ class Supervisor:
     def watch_store(self, mesh_id: str, pid: int) -> None:
         """Look after a store until `end_store`; its death is reported."""
         watch = self.stores[mesh_id] = ProcessWatch(pid)
-        self._spawn_task(self._await_store_death(mesh_id, watch))
+        self._tasks.start(self._await_store_death(mesh_id, watch))
 
     async def _await_store_death(self, mesh_id: str, watch: ProcessWatch) -> None:
         await watch.ended.wait()
@@ -353,13 +352,7 @@ class Supervisor:
             await self.templates.end_all(GRACEFUL_EXIT_S)
             shutil.rmtree(self.paths.sockets, ignore_errors=True)
         self.templates.close()
-        for task in self._tasks:
-            task.cancel()
-
-    def _spawn_task(self, work: object) -> None:
-        task = asyncio.ensure_future(work)  # type: ignore[call-overload]
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks.cancel()
 
 
 def new_token() -> str:

@@ -17,6 +17,7 @@ from monarch_nb.allocator.processes.processes import ProcessWatch
 from monarch_nb.config import NodePaths, cadence, gap, patience
 from monarch_nb.errors import MonarchNbError, PreloadError, SpawnError
 from monarch_nb.ground.read_at_start import of_start, set_before_imports
+from monarch_nb.ground.tasks import Tasks
 from monarch_nb.proto import state_pb2
 
 _NO_MODULE = re.compile(r"No module named '?([\w.]+)")
@@ -78,13 +79,13 @@ class Templates:
         self._watches: dict[str, ProcessWatch] = {}
         self._kept: set[str] = set()
         self._ends: dict[str, asyncio.TimerHandle] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
         self.ready, self.error = asyncio.Event(), ""
 
     def keep_warm(self, python: str, preload: Sequence[str]) -> None:
         """Start a template so that the first ranks come at once, and keep it although nobody needs it."""
         self._kept.add(_key(python, preload, {}))
-        self._tasks.add(asyncio.create_task(self._warm(python, preload)))
+        self._tasks.start(self._warm(python, preload))
 
     async def _warm(self, python: str, preload: Sequence[str]) -> None:
         try:
@@ -193,9 +194,7 @@ class Templates:
 
     def _watch(self, key: str, pid: int) -> ProcessWatch:
         watch = self._watches[key] = ProcessWatch(pid)
-        task = asyncio.ensure_future(self._forget(key, watch))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks.start(self._forget(key, watch))
         return watch
 
     async def _forget(self, key: str, watch: ProcessWatch) -> None:

@@ -147,7 +147,10 @@ class ProcessReader:
         mapped: dict[int, int] = {}
         for pid in pids:
             try:
-                ticks, mapped[pid] = self._ticks(pid), self._mapped_bytes(pid)
+                fields = (self._proc / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()
+                _, resident, shared, *_ = (self._proc / str(pid) / "statm").read_bytes().split()
+                ticks = int(fields[11]) + int(fields[12])
+                mapped[pid] = (int(resident) - int(shared)) * _PAGE_BYTES  # and does not share as a file
             except (OSError, ValueError, IndexError):
                 continue  # it has ended
             known = self._known.setdefault(pid, _Known(ticks, now_s))
@@ -172,15 +175,6 @@ class ProcessReader:
             if passed > 0 and now_s - before_s < _LONGEST_INTERVAL_S:
                 node.cpu = min(1.0, max(0.0, 1 - (idle_ticks - idle_before) / passed))
         self._machine = (now_s, all_ticks, idle_ticks)
-
-    def _ticks(self, pid: int) -> int:
-        fields = (self._proc / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()
-        return int(fields[11]) + int(fields[12])
-
-    def _mapped_bytes(self, pid: int) -> int:
-        """Return what a process has in memory and does not share as a file."""
-        _, resident, shared, *_ = (self._proc / str(pid) / "statm").read_bytes().split()
-        return (int(resident) - int(shared)) * _PAGE_BYTES
 
     def _measure(self, mapped: Mapping[int, int]) -> None:
         """Measure those whose last measurement is oldest, as many as there is time for."""

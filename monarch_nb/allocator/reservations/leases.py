@@ -15,6 +15,7 @@ from monarch_nb.allocator.reservations.queue import Queue
 from monarch_nb.allocator.state.lease import released
 from monarch_nb.config import MAIN_MESH, MONARCH_MESH, patience
 from monarch_nb.errors import LimitReached, MeshNotFound, MonarchNbError, PoolError, ReservationNotFound, UsageError
+from monarch_nb.ground.tasks import Tasks
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import files_pb2
 from monarch_nb.rpc.status import error_to_json
@@ -53,7 +54,7 @@ class Leases:
         self._node, self._paths = node, node.paths
         self._state, self._records, self._supervisor = node.state, node.records, node.supervisor
         self._sessions, self._gpu_locks = node.sessions, node.gpu_locks
-        self._checks: set[asyncio.Task[None]] = set()
+        self._checks = Tasks()
         self.releases: dict[str, asyncio.Task[int]] = {}
         self.queue = Queue(node.state, node.sessions)
         self.expiry = Expiry(node)
@@ -124,9 +125,7 @@ class Leases:
             **{"from": caller},
         )
         if request.node_rank and not request.lease_id:
-            task = asyncio.create_task(self._check_later(reservation_id))
-            self._checks.add(task)
-            task.add_done_callback(self._checks.discard)
+            self._checks.start(self._check_later(reservation_id))
         else:
             try:
                 await self._node.fairness.check(reservation_id)
@@ -143,8 +142,7 @@ class Leases:
 
     def close(self) -> None:
         """Check nothing any more."""
-        for task in self._checks:
-            task.cancel()
+        self._checks.cancel()
 
     def reserve(self, request: pb.ReserveRequest) -> list[int]:
         """Lease slots provisionally, in their turn; return the GPUs' indices."""
