@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from monarch_nb.allocator.api.rules import RULES, SESSION_RULES, wrong_role
 from monarch_nb.allocator.mail.mail import CLIENT
-from monarch_nb.allocator.state.lease import Right, released, right_of, to_wire
+from monarch_nb.allocator.state.lease import Right, released, right_of
 from monarch_nb.allocator.state.runs import Run
 from monarch_nb.allocator.state.state import Lease
 from monarch_nb.config import SHARED_VARIABLE, cadence
@@ -382,7 +382,7 @@ class Access:
 
 
 def _as_seen(reservation: pb.ReservationStatus, right: Right, caller: Caller) -> pb.ReservationStatus:
-    seen = pb.ReservationStatus(right=to_wire(right))
+    seen = pb.ReservationStatus(right=pb.Right.ValueType(right))
     if right is Right.NONE:
         for name in (*SEEN, *LIMITS_SEEN):
             setattr(seen, name, getattr(reservation, name))
@@ -390,7 +390,7 @@ def _as_seen(reservation: pb.ReservationStatus, right: Right, caller: Caller) ->
     seen.MergeFrom(reservation)
     if right < Right.OWN:
         seen.shares.clear()
-        seen.shares[caller.name] = to_wire(right)
+        seen.shares[caller.name] = pb.Right.ValueType(right)
     if right < Right.RUN:
         for mesh in seen.meshes:
             told = {name: value for name, value in mesh.spec.environment.items() if name == SHARED_VARIABLE}

@@ -155,16 +155,12 @@ class Guard:
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE.full_name, methods),))
 
     def _handler(self, method: MethodDescriptor) -> grpc.RpcMethodHandler[Any, Any]:
-        make, wrap = grpc.unary_unary_rpc_method_handler, self._unary
-        if method.client_streaming:
-            make = (
-                grpc.stream_stream_rpc_method_handler
-                if method.server_streaming
-                else grpc.stream_unary_rpc_method_handler
-            )
-            wrap = self._stream
-        elif method.server_streaming:
-            make, wrap = grpc.unary_stream_rpc_method_handler, self._answering_stream
+        make, wrap = {
+            (False, False): (grpc.unary_unary_rpc_method_handler, self._unary),
+            (False, True): (grpc.unary_stream_rpc_method_handler, self._answering_stream),
+            (True, False): (grpc.stream_unary_rpc_method_handler, self._stream),
+            (True, True): (grpc.stream_stream_rpc_method_handler, self._stream),
+        }[method.client_streaming, method.server_streaming]
         return make(
             wrap(method.name, getattr(self._service, method.name)),
             reading(GetMessageClass(method.input_type)),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from monarch_nb.allocator.logs.output import MeshLogs, RankFiles, Written
 from monarch_nb.allocator.logs.stored import stored_outputs
-from monarch_nb.allocator.runs.sessions import OUTPUT_INTERVAL_S, UNWATCHED_INTERVAL_S, Session
+from monarch_nb.allocator.runs.sessions import OUTPUT_INTERVAL_S, UNWATCHED_INTERVAL_S
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2
 
@@ -25,23 +25,11 @@ _FOLLOWED_OUTPUTS = 16
 """The newest: what older runs may still write is not worth a watch each."""
 
 
-class _Wake(Session):
-    """A session that wants nothing but to wake who waits for a change: of files, or of runs that clients hear of."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.changed = asyncio.Event()
-
-    def send(self, **_: object) -> None:
-        self.changed.set()
-
-
 class LogReader:
     """Reads the logs of a node."""
 
     def __init__(self, node: Node) -> None:
-        self._paths, self._state, self._watch = node.paths, node.state, node.watch
-        self._sessions, self._kept = node.sessions, node.kept_logs
+        self._paths, self._state, self._watch, self._kept = node.paths, node.state, node.watch, node.kept_logs
 
     async def read(self, request: pb.ReadLogsRequest) -> AsyncGenerator[pb.LogRecords, None]:
         """Yield what ranks wrote: by run, then by rank, whole lines, stdout and stderr interleaved as they were
@@ -74,29 +62,26 @@ class LogReader:
     ) -> AsyncGenerator[pb.LogRecords, None]:
         mesh, runs = self._state.mesh(request.mesh_id), self._paths.runs(request.mesh_id)
         followed = next((run for run in mesh.runs.values() if run.number == request.number), None)
-        wake = _Wake()
-        wake.run_ids |= {followed.run_id} if followed else set()
-        self._sessions.add(wake)
+        changed = asyncio.Event()
         try:
             while True:
                 is_last = request.number != 0 and (followed is None or followed.finished)
-                wake.changed.clear()
+                changed.clear()
                 newest = stored_outputs(runs)[-_FOLLOWED_OUTPUTS:]
                 for directory in (runs, *(runs / str(output) for output in newest)):
-                    self._watch.arm(directory, wake.changed.set)
+                    self._watch.arm(directory, changed.set)
                 logs = self._logs(request)
                 for number, files in logs.written(logs.ranks(request.ranks), request.number, newest):
                     async for batch in _records_since(files, number, shown):
                         yield batch
                 if is_last:
                     return
-                with contextlib.suppress(TimeoutError):  # no change of a file tells that the mesh was released
+                with contextlib.suppress(TimeoutError):  # no change of a file tells that a run has finished
                     async with asyncio.timeout(UNWATCHED_INTERVAL_S):
-                        await wake.changed.wait()
+                        await changed.wait()
                 await asyncio.sleep(OUTPUT_INTERVAL_S)  # what comes at a time goes in one message
         finally:
-            self._watch.disarm(wake.changed.set)
-            self._sessions.discard(wake)
+            self._watch.disarm(changed.set)
 
 
 async def _all_records(

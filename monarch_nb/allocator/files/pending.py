@@ -10,15 +10,18 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from monarch_nb.allocator.files.directories import Directories, remove_directory, remove_tree
-from monarch_nb.allocator.files.mounts import DIRECTORY, FILE, Manifest, Mount
+from monarch_nb.allocator.files.mounts import DIRECTORY, FILE, Mount
 from monarch_nb.allocator.files.placing import Placing, Plan
 from monarch_nb.errors import FilesError, MonarchNbError
 from monarch_nb.files.content import Buffer, Piece, new_hash, unpack
 from monarch_nb.ground.room import lacks_room
 from monarch_nb.proto.files_pb2 import ContentBatch, TreeApplied, TreeChange, TreeEntry
+
+if TYPE_CHECKING:
+    from monarch_nb.allocator.files.workspaces import Workspace
 
 _HOLE_BYTES = 64 << 10
 _ZEROS = bytes(_HOLE_BYTES)
@@ -147,25 +150,12 @@ class Pending:
 
     Args:
         change: as Mount.effective made it.
-        root: where the mount lies.
-        incoming: what has come for it. manifest: what was put into the workspace.
         overwrite: also what ranks wrote or changed.
-        node: how errors name this node.
     """
 
-    def __init__(
-        self,
-        mount: Mount,
-        change: TreeChange,
-        *,
-        root: Path,
-        incoming: Incoming,
-        manifest: Manifest,
-        overwrite: bool,
-        node: str,
-    ) -> None:
-        self.mount, self.change = mount, change
-        self._root, self._incoming, self._manifest, self._node = root, incoming, manifest, node
+    def __init__(self, workspace: Workspace, mount: Mount, change: TreeChange, *, overwrite: bool) -> None:
+        self.mount, self.change, self._node, self._manifest = mount, change, workspace.node, workspace.manifest
+        self._root, self._incoming = workspace.root(mount.name), workspace.incoming(mount.name)
         self._plan = Plan(mount, change, overwrite)
         self._state: Literal["new", "looked", "committed", "over"] = (
             "committed" if change.version == mount.version else "new"

@@ -61,7 +61,7 @@ class Workspaces:
     ) -> None:
         self._paths, self._node, self._later = paths, node, later
         self._lock = RLock()
-        self._known: dict[str, _Workspace] = {}
+        self._known: dict[str, Workspace] = {}
         paths.workspaces.mkdir(mode=0o700, exist_ok=True)
         for directory in sorted(paths.workspaces.iterdir()):
             if directory.name.endswith(_ENDING):
@@ -70,7 +70,7 @@ class Workspaces:
                 except OSError as error:  # a full disk: at the next start
                     _log.warning("%s can not be removed: %s", directory, error)
             elif _ID.fullmatch(directory.name):
-                self._known[directory.name] = _Workspace(directory, node)
+                self._known[directory.name] = Workspace(directory, node)
 
     def reservations(self) -> list[str]:
         """Return the ids of the reservations that have a workspace."""
@@ -83,7 +83,7 @@ class Workspaces:
                 if not _ID.fullmatch(reservation_id):
                     raise UsageError(f"bad reservation id {reservation_id!r}")
                 directory = self._paths.workspaces / reservation_id
-                workspace = self._known[reservation_id] = _Workspace(directory, self._node)
+                workspace = self._known[reservation_id] = Workspace(directory, self._node)
             return workspace.tree
 
     def begin(self, reservation_id: str, change: TreeChange, overwrite: bool = False) -> Pending | None:
@@ -141,20 +141,20 @@ class Workspaces:
         workspace.directory.rename(ending)  # whoever is killed from here on finishes at the next start
         return self._finish_release(ending, name if _ID.fullmatch(name) else reservation_id)
 
-    def _workspace(self, reservation_id: str) -> _Workspace:
+    def _workspace(self, reservation_id: str) -> Workspace:
         if (workspace := self._known.get(reservation_id)) is None:
             raise ReservationNotFound(f"{self._node} has no workspace of that reservation: it was released")
         return workspace
 
     def _finish_release(self, directory: Path, label: str) -> KeptFiles | None:
         """What ranks wrote is told; where they wrote nothing, nobody has to wait."""
-        workspace = _Workspace(directory, self._node)
+        workspace = Workspace(directory, self._node)
         if workspace.is_as_applied():
             self._later(partial(self._clear, workspace, label))
             return None
         return self._clear(workspace, label)
 
-    def _clear(self, workspace: _Workspace, label: str) -> KeptFiles | None:
+    def _clear(self, workspace: Workspace, label: str) -> KeptFiles | None:
         files, size_bytes = workspace.clear()
         kept = None
         if files:
@@ -168,18 +168,18 @@ class Workspaces:
         return kept
 
 
-class _Workspace:
+class Workspace:
     """One reservation's directory and the trees in it."""
 
     def __init__(self, directory: Path, node: str) -> None:
         self.directory, self.tree = directory, directory / "tree"
-        self._node = node
+        self.node = node
         self._lock = RLock()
         self._incoming: dict[str, Incoming] = {}
         self._pending: dict[str, Pending] = {}
         self.tree.mkdir(mode=0o700, parents=True, exist_ok=True)
         remove_tree(directory / "incoming")
-        self._manifest, self._mounts = self._read()
+        self.manifest, self._mounts = self._read()
 
     def _read(self) -> tuple[Manifest, dict[str, Mount]]:
         try:
@@ -205,7 +205,7 @@ class _Workspace:
             if same := self.resume(mount.name, change.version):
                 return same
             if change.version == mount.version:  # it is in place, from before a restart
-                return self._make(mount, TreeChange(version=change.version), overwrite)
+                return Pending(self, mount, TreeChange(version=change.version), overwrite=overwrite)
             if not change.whole and change.base != mount.version:
                 return None
             extra = mount.theirs | self._differing(mount, mount.entries).keys() if overwrite else set[bytes]()
@@ -213,7 +213,7 @@ class _Workspace:
             if earlier := self._pending.pop(mount.name, None):
                 earlier.abandon()
             self._mounts[mount.name] = mount
-            pending = self._pending[mount.name] = self._make(mount, effective, overwrite)
+            pending = self._pending[mount.name] = Pending(self, mount, effective, overwrite=overwrite)
             return pending
 
     def resume(self, mount: str, version: str) -> Pending | None:
@@ -242,7 +242,7 @@ class _Workspace:
                 pending.abandon()
             for incoming in self._incoming.values():
                 incoming.clear()
-            self._manifest.close()
+            self.manifest.close()
 
     def is_as_applied(self) -> bool:
         """Whether ranks wrote nothing, but for what Python compiled. Reads no content."""
@@ -268,7 +268,7 @@ class _Workspace:
     def clear(self) -> tuple[int, int]:
         """Remove what was synced; return how many files and bytes ranks wrote."""
         for mount in sorted(self._mounts.values(), key=lambda mount: mount.name, reverse=True):
-            with Directories(self._root(mount.name)) as tree:
+            with Directories(self.root(mount.name)) as tree:
                 for path in sorted({**mount.entries, **mount.coming}, reverse=True):
                     with suppress(OSError):  # it stays, and counts as a rank's
                         self._clear_name(path, mount.ours(path), tree)
@@ -341,9 +341,9 @@ class _Workspace:
     def _differing(self, mount: Mount, entries: Mapping[bytes, TreeEntry]) -> dict[bytes, bool]:
         """Return the paths that do not look as `entries` say, and whether something is there. Reads no content."""
         found: dict[bytes, bool] = {}
-        if not self._root(mount.name).exists():
+        if not self.root(mount.name).exists():
             return found
-        with Directories(self._root(mount.name)) as tree:
+        with Directories(self.root(mount.name)) as tree:
             for path, entry in list(entries.items()):
                 facts = tree.facts(path)
                 if facts is None or not is_as_applied(entry, facts, *tree.parent(path)):
@@ -352,7 +352,7 @@ class _Workspace:
 
     def _holds(self, mount: Mount, path: bytes, entries: Iterable[TreeEntry | None]) -> bool:
         """Return whether a file that looks different holds what one of `entries` says all the same."""
-        with Directories(self._root(mount.name)) as tree:
+        with Directories(self.root(mount.name)) as tree:
             if (facts := tree.facts(path)) is None:
                 return False
             return any(
@@ -363,19 +363,12 @@ class _Workspace:
                 for entry in entries
             )
 
-    def _make(self, mount: Mount, change: TreeChange, overwrite: bool) -> Pending:
-        incoming = self.directory / "incoming" / f"@{mount.name}"
-        return Pending(
-            mount,
-            change,
-            root=self._root(mount.name),
-            incoming=self._incoming.setdefault(mount.name, Incoming(incoming)),
-            manifest=self._manifest,
-            overwrite=overwrite,
-            node=self._node,
-        )
+    def incoming(self, mount: str) -> Incoming:
+        """Return what has come for a tree and is not in place yet."""
+        return self._incoming.setdefault(mount, Incoming(self.directory / "incoming" / f"@{mount}"))
 
-    def _root(self, mount: str) -> Path:
+    def root(self, mount: str) -> Path:
+        """Return where a tree lies."""
         return self.tree / mount
 
 

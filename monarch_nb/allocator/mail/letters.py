@@ -11,7 +11,7 @@ from pathlib import Path
 
 from monarch_nb.config import NodePaths
 from monarch_nb.errors import UsageError
-from monarch_nb.proto.mail_pb2 import Address, Envelope, NodeLost, Notice, Undelivered
+from monarch_nb.proto.mail_pb2 import Address, Envelope, Notice
 
 
 class Blob:
@@ -132,15 +132,6 @@ class Letter:
         return renamed
 
 
-def undelivered(sender: Address, receiver: Address, told: Undelivered) -> Letter:
-    """Return what tells who sent a message that it will not be answered."""
-    return _notice(sender, receiver, Notice(undelivered=told))
-
-
-def node_lost(sender: Address, receiver: Address, told: NodeLost) -> Letter:
-    """Return what tells a process that nothing comes from a node any more."""
-    return _notice(sender, receiver, Notice(node_lost=told))
-
-
-def _notice(sender: Address, receiver: Address, notice: Notice) -> Letter:
-    return Letter(Envelope(node=receiver.node, processes=[receiver.process], sender=sender, notice=notice))
+def notice(sender: Address, receiver: Address, told: Notice) -> Letter:
+    """Return what tells who sent a message that it will not be answered, or that nothing comes from a node any more."""
+    return Letter(Envelope(node=receiver.node, processes=[receiver.process], sender=sender, notice=told))

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from monarch_nb.allocator.mail import letters
 from monarch_nb.allocator.mail.letters import Letter
-from monarch_nb.proto.mail_pb2 import Address, Envelope, NodeLost, Undelivered
+from monarch_nb.proto.mail_pb2 import Address, Envelope, NodeLost, Notice, Undelivered
 from monarch_nb.proto.run_pb2 import Death
 
 
@@ -148,7 +148,7 @@ class PostOffice:
             self._tell(envelope.sender, told)
 
     def _tell(self, receiver: Address, told: Undelivered) -> None:
-        self.post(letters.undelivered(self._here, receiver, told))
+        self.post(letters.notice(self._here, receiver, Notice(undelivered=told)))
 
     def returned(self, envelope: Envelope, reason: str) -> None:
         """A letter can not be delivered, for no fault of its receivers."""
@@ -194,4 +194,5 @@ class PostOffice:
         """What was sent to another node, and what it was to answer, may be lost. Those that wait are told."""
         for process in self._calls.lost(node):
             receiver = Address(node=self._node, process=process)
-            self.post(letters.node_lost(self._here, receiver, NodeLost(node=node, reason=reason)))
+            lost = Notice(node_lost=NodeLost(node=node, reason=reason))
+            self.post(letters.notice(self._here, receiver, lost))

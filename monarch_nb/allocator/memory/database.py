@@ -87,19 +87,10 @@ class Database:
         self._connection.close()
 
 
-def rank_key(mesh_id: str, rank: int) -> str:
-    """Return the key of a rank's record."""
-    return f"{mesh_id}/{rank}"
-
-
-def leaving_key(record: state_pb2.RankRecord) -> str:
-    """Return the key of a rank's record while it ends, and its successor has the one of the rank."""
-    return f"{record.mesh_id}/{record.token}"
-
-
-def run_key(mesh_id: str, run_id: str) -> str:
-    """Return the key of a run's record."""
-    return f"{mesh_id}/{run_id}"
+def key_of(mesh_id: str, part: int | str) -> str:
+    """Return the key of the record of a rank, a run, or by its token of a process that ends while its successor has the
+    one of the rank."""
+    return f"{mesh_id}/{part}"
 
 
 class RunNumbers:

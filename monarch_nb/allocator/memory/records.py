@@ -8,15 +8,7 @@ import sqlite3
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from monarch_nb.allocator.memory.database import (
-    AcceptedRuns,
-    Database,
-    Kind,
-    RunNumbers,
-    leaving_key,
-    rank_key,
-    run_key,
-)
+from monarch_nb.allocator.memory.database import AcceptedRuns, Database, Kind, RunNumbers, key_of
 from monarch_nb.allocator.processes import processes
 from monarch_nb.allocator.processes.processes import boot_id, seconds_since_boot
 from monarch_nb.allocator.processes.templates import ADOPT_WAIT_S
@@ -199,30 +191,30 @@ class Records:
 
     def save_rank(self, record: state_pb2.RankRecord) -> None:
         """Write a rank's process down at the next flush."""
-        self.database.put("rank", rank_key(record.mesh_id, record.rank), record)
+        self.database.put("rank", key_of(record.mesh_id, record.rank), record)
 
     def next_incarnation(self, mesh_id: str, rank: int) -> int:
         """Return what comes after the process of a rank that has ended."""
         for key, record in self.database.read("rank", state_pb2.RankRecord):
-            if key == rank_key(mesh_id, rank):
+            if key == key_of(mesh_id, rank):
                 return record.incarnation + 1
         return 1
 
     def delete_ranks(self, ranks: Iterable[RankProcess]) -> None:
         """Nobody needs to know of these processes any more."""
         for process in ranks:
-            self.database.delete("rank", rank_key(process.mesh_id, process.rank))
+            self.database.delete("rank", key_of(process.mesh_id, process.rank))
         self.flush_soon()
 
     def save_leaving(self, ranks: Iterable[RankProcess]) -> None:
         """Write down, with what comes, that these are to end: their successors have their keys."""
         for process in ranks:
-            self.database.put("leaving", leaving_key(process.record), process.record)
+            self.database.put("leaving", key_of(process.mesh_id, process.record.token), process.record)
 
     def delete_leaving(self, ranks: Iterable[RankProcess]) -> None:
         """They have ended."""
         for process in ranks:
-            self.database.delete("leaving", leaving_key(process.record))
+            self.database.delete("leaving", key_of(process.mesh_id, process.record.token))
         self.flush_soon()
 
     # ---- runs ----
@@ -246,7 +238,7 @@ class Records:
 
     def delete_run(self, mesh_id: str, run_id: str) -> None:
         """The state does not know a run any more."""
-        self.database.delete("run", run_key(mesh_id, run_id))
+        self.database.delete("run", key_of(mesh_id, run_id))
         self._dirty_runs.discard((mesh_id, run_id))
 
     def acknowledge(self, mesh_id: str, rank: int, run_id: str) -> None:
@@ -257,7 +249,7 @@ class Records:
         """Write a run down, unless its client has everything: then nobody will ask for it again. The newest is kept all
         the same: the next one says that it comes after it."""
         mesh_id = mesh.spec.mesh_id
-        key = run_key(mesh_id, run.run_id)
+        key = key_of(mesh_id, run.run_id)
         if run.finished and run.collected and self._newest_runs.get(mesh_id) != run.run_id:
             self.database.delete("run", key)
         else:

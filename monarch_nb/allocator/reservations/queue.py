@@ -61,7 +61,8 @@ class Queue:
         """
         if len(self._waiting) >= MOST_WAITING:
             raise MonarchNbError(f"{len(self._waiting)} clients wait in line already")
-        one = _Waiting(request, request.ticket or self._next())
+        # Clocks of nodes differ little; but whoever comes later came later, also when somebody sets the clock back.
+        one = _Waiting(request, request.ticket or max(time.time(), math.nextafter(self._newest, math.inf)))
         if not request.ticket or one.ticket < time.time():  # else it is from the future
             self._newest = max(self._newest, one.ticket)
         self._waiting = sorted([*self._waiting, one], key=lambda each: each.key)
@@ -89,11 +90,6 @@ class Queue:
         for one in self._waiting:
             one.freed = True
         self._look()
-
-    def _next(self) -> float:
-        """Return the time, which differs little between nodes; but whoever comes later came later, also when somebody
-        sets the clock back."""
-        return max(time.time(), math.nextafter(self._newest, math.inf))
 
     def _look(self) -> None:
         """Tell everybody to look at his place."""

@@ -187,8 +187,3 @@ def right_of(name: str, lease: Lease) -> Right:
     if name == lease.request.owner:
         return Right.OWN
     return Right(lease.shares.get(name, Right.NONE))
-
-
-def to_wire(right: Right) -> pb.Right.ValueType:
-    """Return a right as messages have it."""
-    return pb.Right.ValueType(right)

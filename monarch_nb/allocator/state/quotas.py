@@ -207,20 +207,17 @@ def read_quotas(text: str) -> tuple[Quotas, list[str]]:
         content = parse_toml(text)
     except ValueError as error:
         return Quotas(), [str(error)]
-    problems = Problems(text)
-    return _Reader(problems).quotas(content), problems.told()
+    reader = _Reader(text)
+    return reader.quotas(content), reader.told()
 
 
-class _Reader:
+class _Reader(Problems):
     """Reads one file, and collects what is wrong."""
-
-    def __init__(self, problems: Problems) -> None:
-        self._wrong = problems.add
 
     def quotas(self, content: Mapping[str, Any]) -> Quotas:
         for key in content:
             if key not in _TOP:
-                self._wrong((key,), f"there is no {key!r}: a file has {', '.join(_TOP)}")
+                self.add((key,), f"there is no {key!r}: a file has {', '.join(_TOP)}")
         return Quotas(
             people=self._entries(content, "people"),
             groups=self._entries(content, "groups"),
@@ -231,16 +228,16 @@ class _Reader:
     def _entries(self, content: Mapping[str, Any], section: str) -> tuple[Entry, ...]:
         entries = content.get(section, {})
         if not isinstance(entries, dict):
-            self._wrong((section,), f'{section} is a table of names, as in [{section}."alice"]')
+            self.add((section,), f'{section} is a table of names, as in [{section}."alice"]')
             return ()
         return tuple(entry for name, told in entries.items() if (entry := self._entry(section, name, told)))
 
     def _entry(self, section: str, name: str, told: Any) -> Entry | None:
         if not _NAME.fullmatch(name):
-            self._wrong((section, name), f"{name!r} is no name: letters, digits and _.@+-, and * for any of them")
+            self.add((section, name), f"{name!r} is no name: letters, digits and _.@+-, and * for any of them")
             return None
         if not isinstance(told, dict):
-            self._wrong((section, name), f'{name} is a table of limits, as in [{section}."{name}"]')
+            self.add((section, name), f'{name} is a table of limits, as in [{section}."{name}"]')
             return None
         members = None
         if section == "groups" and "members" in told:
@@ -251,11 +248,11 @@ class _Reader:
                 continue
             if key not in KINDS:
                 can_be = ", ".join([*KINDS, *(["members"] if section == "groups" else [])])
-                self._wrong((section, name, key), f"there is no {key!r}: limits are {can_be}")
+                self.add((section, name, key), f"there is no {key!r}: limits are {can_be}")
             elif value == NO_LIMIT:
                 most[key] = float("inf")
             elif isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < float("inf"):
-                self._wrong((section, name, key), f'{key} is a number of at least 0, or "{NO_LIMIT}", not {value!r}')
+                self.add((section, name, key), f'{key} is a number of at least 0, or "{NO_LIMIT}", not {value!r}')
             else:
                 most[key] = float(value)
         return Entry(name, most, members)
@@ -263,11 +260,11 @@ class _Reader:
     def _text(self, told: Any) -> str:
         if isinstance(told, str):
             return told
-        self._wrong(("contact",), f"contact is a text, not {told!r}")
+        self.add(("contact",), f"contact is a text, not {told!r}")
         return ""
 
     def _words(self, path: tuple[str, ...], told: Any) -> tuple[str, ...]:
         if isinstance(told, list) and all(isinstance(word, str) for word in told):
             return tuple(told)
-        self._wrong(path, f"{path[-1]} is a list of texts, not {told!r}")
+        self.add(path, f"{path[-1]} is a list of texts, not {told!r}")
         return ()
