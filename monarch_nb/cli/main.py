@@ -230,6 +230,11 @@ def _handled(options: argparse.Namespace) -> int:
     except MonarchNbError as error:
         print(f"monarch-nb: {here(str(error))}", file=sys.stderr)
         return 1
+    except FileNotFoundError:
+        if os.stat(".").st_nlink:  # none when it has been removed
+            raise
+        print("monarch-nb: the directory of this terminal has been removed: cd to another one", file=sys.stderr)
+        return 1
     except KeyboardInterrupt as interrupt:
         said = here(str(interrupt))
         print(f"\nmonarch-nb: {': '.join(filter(None, ['interrupted', said]))}", file=sys.stderr)

@@ -108,6 +108,17 @@ def test_without_a_pool_there_is_nothing_to_do(home: Path, capsys: pytest.Captur
     assert list(home.iterdir()) == []
 
 
+def test_a_directory_that_is_gone_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert main(["reserve", "dev", "--procs", "1"]) == 1
+    assert "has been removed: cd to another one" in capsys.readouterr().err
+
+
 def test_a_pool_that_is_named_must_be_there(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make_pool("lab", "alice")
     for words in (
