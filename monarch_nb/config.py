@@ -35,6 +35,23 @@ def cadence(seconds: float) -> float:
     return seconds
 
 
+def python_identity(python: str) -> tuple[str, ...]:
+    """Return what is equal for two paths of the same python.
+
+    A kernel is often started as `python`, a command as `python3.11`: in one directory (an environment knows its
+    packages by it) the links to one executable are the same python.
+    """
+    path = Path(python)
+    return (str(path.parent.resolve()), str(path.resolve())) if path.exists() else (python,)
+
+
+def python_environment() -> dict[str, str]:
+    """Return the environment in which any python finds this monarch_nb."""
+    source = str(Path(__file__).parent.parent)
+    path = os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH")]))
+    return {**os.environ, "PYTHONPATH": path}
+
+
 def passed_on() -> dict[str, str]:
     """Return what of this process's environment is to be set for allocators that do not inherit it: those of other
     machines."""
@@ -65,7 +82,7 @@ STACKS_THREAD = "monarch_nb"
 for."""
 
 VERSION = "0.1.0"
-PROTOCOL = 7
+PROTOCOL = 8
 HOME_VARIABLE = "MONARCH_NB_HOME"
 CONFIG_VARIABLE = "MONARCH_NB_CONFIG"
 POOL_VARIABLE = "MONARCH_NB_POOL"

@@ -27,11 +27,16 @@ LAUNCHERS = (
 )
 SAVES = ("monarch_nb/worker/saving/*", "monarch_nb/worker/autosaves/*", "monarch_nb/client/saving/*")
 MONARCH = ("monarch_nb/*/monarch/*", "monarch_nb/integrations/monarch.py", "monarch_nb/actor/*", "monarch_nb/rdma/*")
-HOSTS = ("monarch_nb/trust/*", "monarch_nb/rpc/*", "monarch_nb/allocator/leases/*", "monarch_nb/client/reservations/*")
+HOSTS = (
+    "monarch_nb/trust/*",
+    "monarch_nb/rpc/*",
+    "monarch_nb/allocator/reservations/*",
+    "monarch_nb/client/reservations/*",
+)
 FILES = ("monarch_nb/files/*", "monarch_nb/allocator/files/*", "monarch_nb/client/files/*")
 LOGS = ("monarch_nb/allocator/logs/*", "monarch_nb/allocator/runs/*", "monarch_nb/client/logs/*")
-SESSIONS = ("monarch_nb/allocator/sessions/*", "monarch_nb/allocator/recovery/*", "monarch_nb/client/connections/*")
-TREE = ("monarch_nb/branches/*", "monarch_nb/allocator/sessions/*", "monarch_nb/client/connections/session.py")
+SESSIONS = ("monarch_nb/allocator/runs/*", "monarch_nb/allocator/memory/*", "monarch_nb/client/connections/*")
+TREE = ("monarch_nb/branches/*", "monarch_nb/allocator/runs/*", "monarch_nb/client/connections/session.py")
 PANEL = ("labextension/src/*", "monarch_nb/panel/*", "monarch_nb/server/*")
 
 GROUPS = {
@@ -42,7 +47,12 @@ GROUPS = {
     "integration/night/slurm": ("monarch_nb/provision/slurm.py", "notebooks/slurm.ipynb", *LAUNCHERS),
     "integration/night/ssh": ("monarch_nb/provision/ssh.py", "monarch_nb/provision/remote/*", *LAUNCHERS),
     "integration/night/faults": SESSIONS,
-    "unit/cluster/night": (*SESSIONS, "monarch_nb/allocator/leases/*", "monarch_nb/client/pools/*", "tests/cluster/*"),
+    "unit/cluster/night": (
+        *SESSIONS,
+        "monarch_nb/allocator/reservations/*",
+        "monarch_nb/client/pools/*",
+        "tests/cluster/*",
+    ),
     "integration/hosts/night": (*HOSTS, *SESSIONS, "monarch_nb/provision/hosts.py"),
     "integration/files/night": (
         "monarch_nb/files/*",
@@ -68,8 +78,11 @@ GROUPS = {
     "integration/night/test_many_runs.py": LOGS,
     "integration/night/test_log_limit.py": LOGS,
     "integration/night/test_scaling.py": ("monarch_nb/client/meshes/scaling.py", "monarch_nb/notebook/*scaling.py"),
-    "integration/night/test_gpu_leases.py": ("monarch_nb/allocator/leases/*", "monarch_nb/allocator/readings/*"),
-    "integration/night/test_people.py": ("monarch_nb/allocator/leases/gpu_locks.py", "monarch_nb/provision/local.py"),
+    "integration/night/test_gpu_leases.py": ("monarch_nb/allocator/reservations/*", "monarch_nb/allocator/readings/*"),
+    "integration/night/test_people.py": (
+        "monarch_nb/allocator/reservations/gpu_locks.py",
+        "monarch_nb/provision/local.py",
+    ),
     "integration/night/test_room.py": ("monarch_nb/provision/local.py",),
     "integration/night/test_release_unserved.py": ("monarch_nb/client/reservations/*", "monarch_nb/provision/local.py"),
     "integration/night/test_shared_storage.py": ("monarch_nb/client/reservations/*",),
@@ -86,10 +99,7 @@ GROUPS = {
 """Folders and files of the night, and which files of the product they are about. Their own files count, too."""
 
 GATE = (
-    *(
-        f"monarch_nb/allocator/{each}"
-        for each in ("*.py", "mail/*", "ranks/*", "serving/*", "state/*", "supervision/*")
-    ),
+    *(f"monarch_nb/allocator/{each}" for each in ("*.py", "api/*", "mail/*", "processes/*", "state/*")),
     *(f"monarch_nb/client/{each}/*" for each in ("actors", "comparing", "curves", "doctor", "flames", "instruments")),
     *(f"monarch_nb/client/{each}/*" for each in ("memory", "meshes", "runs", "scripts", "top")),
     *(f"monarch_nb/worker/{each}/*" for each in ("control",)),

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import grpc
 
-from monarch_nb.allocator.supervision.processes import identify
+from monarch_nb.allocator.processes.processes import identify
 from monarch_nb.config import PROTOCOL, NodePaths, pool_directory, private_directory
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import allocator_pb2_grpc as service

@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from monarch_nb.allocator import node as node_room
-from monarch_nb.allocator.logs.watch import DirectoryWatch
+from monarch_nb.allocator.api.access import Access
+from monarch_nb.allocator.api.guard import Guard
+from monarch_nb.allocator.api.service import AllocatorService
+from monarch_nb.allocator.logs.output import DirectoryWatch
 from monarch_nb.allocator.node import Node
-from monarch_nb.allocator.serving.access import Access
-from monarch_nb.allocator.serving.guard import Guard
-from monarch_nb.allocator.serving.service import AllocatorService
-from monarch_nb.allocator.supervision.processes import identify
-from monarch_nb.allocator.supervision.supervisor import RankProcess, Supervisor
+from monarch_nb.allocator.processes.processes import identify
+from monarch_nb.allocator.processes.supervisor import RankProcess, Supervisor
 from monarch_nb.config import FACTS_MIME, NodePaths, pool_directory, private_directory, run_file
 from monarch_nb.ground.frames import pack_pickle
 from monarch_nb.proto import run_pb2, state_pb2
@@ -116,6 +116,8 @@ class StandIns(Supervisor):
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self.templates: Any = self
+        self.ready, self.error = asyncio.Event(), ""
+        self.ready.set()
 
     async def needs_own(self, *_: object) -> Any:
         return [], {}, []
@@ -131,17 +133,17 @@ class StandIns(Supervisor):
             link: Any = StandInLink(record, self.paths.runs(record.mesh_id), self)
             link.process = rank = RankProcess(record.mesh_id, record.rank, record, link, None, 0)  # type: ignore[arg-type]
             self.ranks[rank.mesh_id, rank.rank] = rank
-            self._on_there(rank, True)
+            self._node.on_there(rank, True)
             ranks.append(rank)
         return ranks
 
     def answered(self, rank: RankProcess, result: run_pb2.RankResult) -> None:
-        self._on_result(rank, result)
+        self._node.on_result(rank, result)
 
     async def end(self, ranks: Iterable[RankProcess], *, patience_s: float = 0.0) -> None:
         for rank in ranks:
             del self.ranks[rank.mesh_id, rank.rank]
-            self._on_there(rank, False)
+            self._node.on_there(rank, False)
             rank.link.process = None  # type: ignore[attr-defined]
 
     async def fork_store(self, mesh_id: str, template: object, host: str, port: int = 0) -> tuple[int, int]:
@@ -167,12 +169,11 @@ async def start(number: int, procs: int, facts: dict[str, object]) -> Any:
         address=paths.address,
         open_channel=open_channel,
     )
-    node.warming.ready.set()
     node.records.read()
     node.mail.start()
     server = make_server()
-    access = Access(node.identity.node_id, node.identity.address, node.state, node.records)
-    Guard(AllocatorService(node, access), access).serve_on(server)
+    access = Access(node)
+    Guard(AllocatorService(node, access), access, paths.directory).serve_on(server)
     server.add_insecure_port(paths.address)
     await server.start()
     paths.facts.write_text(json.dumps(facts))

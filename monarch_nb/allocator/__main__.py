@@ -22,9 +22,9 @@ from typing import IO, TYPE_CHECKING, Any
 
 from monarch_nb import config
 from monarch_nb.allocator.logs.limit import default_limit_bytes
+from monarch_nb.allocator.processes import processes
+from monarch_nb.allocator.processes.templates import Templates
 from monarch_nb.allocator.readings.gpus import discover_gpus, visible
-from monarch_nb.allocator.supervision import processes
-from monarch_nb.allocator.supervision.warming import Warming
 from monarch_nb.config import cadence, patience
 from monarch_nb.errors import MonarchNbError, PoolError, UsageError
 from monarch_nb.ground.cpus import usable_cpus
@@ -37,8 +37,8 @@ from monarch_nb.trust.published import HEARTBEAT_S, Published, overwritten_by, p
 if TYPE_CHECKING:
     import grpc
 
+    from monarch_nb.allocator.api.network import Network
     from monarch_nb.allocator.node import Node
-    from monarch_nb.allocator.serving.network import Network
     from monarch_nb.proto import allocator_pb2 as pb
     from monarch_nb.trust.identity import Identity
 
@@ -73,12 +73,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     network.add_argument(
         "--advertise", metavar="HOST:PORT", help="where others reach this node (default: what --listen says)"
     )
-    network.add_argument(
-        "--publish",
-        metavar="DIR",
-        type=Path,
-        help="publish this node in a directory that all share",
-    )
+    network.add_argument("--publish", metavar="DIR", type=Path, help="publish this node in a directory that all share")
     temporary = "for a job: a signal ends everything, and so does this time without a reservation; no files stay"
     network.add_argument("--temporary", metavar="TIME", help=temporary)
     grace = "so long ranks have to save, and scripts to end, before they are ended (default: %(default)s)"
@@ -106,15 +101,14 @@ async def serve(options: argparse.Namespace, paths: config.NodePaths, network: N
     from monarch_nb.rpc.channel import make_server, open_channel_to_node  # before gRPC: it says how that is to behave
 
     # isort: split
-    from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-
+    from monarch_nb.allocator.api.access import Access, Revoked
+    from monarch_nb.allocator.api.guard import Guard
+    from monarch_nb.allocator.api.service import AllocatorService
     from monarch_nb.allocator.node import Node
-    from monarch_nb.allocator.serving.access import Access
-    from monarch_nb.allocator.serving.guard import Guard
-    from monarch_nb.allocator.serving.revoked import Revoked
-    from monarch_nb.allocator.serving.service import AllocatorService
-    from monarch_nb.allocator.supervision.process_watch import ProcessWatch
+    from monarch_nb.allocator.processes.processes import ProcessWatch
 
+    given = options.log_limit
+    limit_bytes = bytes_of(given, "--log-limit") if given else default_limit_bytes(paths.directory)
     preload = list(config.DEFAULT_PRELOAD) if options.preload is None else [m for m in options.preload if m]
 
     def shown() -> Identity | None:
@@ -131,7 +125,7 @@ async def serve(options: argparse.Namespace, paths: config.NodePaths, network: N
         python=options.python,
         preload=preload,
         isolated=options.isolate,
-        log_limit_bytes=_log_limit_bytes(options, paths),
+        log_limit_bytes=limit_bytes,
         store_host=network.address if network else "127.0.0.1",
         interface=network.interface if network else "lo",
         address=network.advertised if network else paths.address,
@@ -146,20 +140,15 @@ async def serve(options: argparse.Namespace, paths: config.NodePaths, network: N
     await node.start()
     server = make_server()
     revoked = Revoked(network.certificate, paths.revoked) if network else None
-    past = node.kept_logs.owner_of
-    access = Access(node.identity.node_id, node.identity.address, node.state, node.records, revoked, past)
+    access = Access(node, revoked)
     service = AllocatorService(node, access)
-    Guard(service, access).serve_on(server)
-    health_service = health.aio.HealthServicer()
-    health_pb2_grpc.add_HealthServicer_to_server(health_service, server)
+    Guard(service, access, paths.directory).serve_on(server)
     paths.allocator_socket.unlink(missing_ok=True)
     server.add_insecure_port(paths.address)
     if network:
         _listen(server, network)
     await node.mail.listen()
     await server.start()
-    for name in ("", "monarch_nb.v1.Allocator"):
-        await health_service.set(name, health_pb2.HealthCheckResponse.SERVING)
     identity = processes.identify(os.getpid())
     write_facts(
         paths,
@@ -183,11 +172,11 @@ async def serve(options: argparse.Namespace, paths: config.NodePaths, network: N
         again = stopped_by_signal.set if options.temporary else partial(_on_signal, stopped_by_signal, number)
         loop.add_signal_handler(number, again)
     if options.temporary:  # as `#SBATCH --signal=USR1@600` has it
-        loop.add_signal_handler(signal.SIGUSR1, node.warn_ranks)
+        loop.add_signal_handler(signal.SIGUSR1, node.grace.warn)
     loop.add_signal_handler(signal.SIGCHLD, processes.reap_orphans, ProcessWatch.watched)
     freshener = asyncio.create_task(keep_fresh(paths, node.gpu_locks.freshen))
     publisher = asyncio.create_task(_keep_published(node, network))
-    watcher = asyncio.create_task(_report_template(node.warming, options.ready_fd))
+    watcher = asyncio.create_task(_report_template(node.supervisor.templates, options.ready_fd))
     waits: list[asyncio.Task[object]]
     waits = [asyncio.create_task(event.wait()) for event in (stopped_by_signal, node.shutdown)]
     if options.temporary:
@@ -202,7 +191,7 @@ async def serve(options: argparse.Namespace, paths: config.NodePaths, network: N
     for task in (*waits, watcher, freshener, publisher):
         task.cancel()
     if ends and stopped_by_signal.is_set():
-        await node.leave_in_peace()
+        await node.grace.leave_in_peace()
     await server.stop(grace=0.2)
     await node.close(end_processes=ends)
     if network and network.publish and ends:
@@ -240,7 +229,7 @@ async def _left_alone(keeper_fd: int) -> None:
 
 def _network(options: argparse.Namespace) -> Network | None:
     if options.toward:
-        from monarch_nb.allocator.serving.network import address_toward
+        from monarch_nb.allocator.api.network import address_toward
 
         if options.listen:
             raise UsageError("say --listen or --toward, not both")
@@ -250,7 +239,7 @@ def _network(options: argparse.Namespace) -> Network | None:
             if getattr(options, flag) is not None:
                 raise UsageError(f"--{flag} is for nodes of a network: say where to listen, as in --listen host1:7878")
         return None
-    from monarch_nb.allocator.serving.network import check_free, network_of
+    from monarch_nb.allocator.api.network import check_free, network_of
 
     if options.pool is None and options.certificate is None:
         raise UsageError("whose node is this? --pool NAME, or --certificate node.pem (monarch-nb pool init NAME)")
@@ -270,21 +259,15 @@ def _listen(server: grpc.aio.Server, network: Network) -> None:
         network.kept_port.close()
 
 
-def _log_limit_bytes(options: argparse.Namespace, paths: config.NodePaths) -> int:
-    if options.log_limit:
-        return bytes_of(options.log_limit, "--log-limit")
-    return default_limit_bytes(paths.directory)
-
-
 def _on_signal(stopped: asyncio.Event, number: int) -> None:
     if stopped.is_set():
         os._exit(128 + number)
     stopped.set()
 
 
-async def _report_template(warming: Warming, ready_fd: int | None) -> None:
-    await warming.ready.wait()
-    report(ready_fd, {"template_error": warming.error})
+async def _report_template(templates: Templates, ready_fd: int | None) -> None:
+    await templates.ready.wait()
+    report(ready_fd, {"template_error": templates.error})
     if ready_fd is not None:
         os.close(ready_fd)
 
@@ -375,11 +358,6 @@ def _touch(path: Path) -> None:
         os.utime(path)
 
 
-def _directory_name(options: argparse.Namespace) -> str:
-    """Return where a node's state lies in its pool's directory: no job finds what an earlier one has left."""
-    return f"{options.node_id}-{uuid.uuid4().hex[:8]}" if options.temporary else str(options.node_id)
-
-
 def lock(paths: config.NodePaths) -> IO[bytes]:
     """Make sure that this is the node's only allocator; held until the process ends."""
     file = paths.lock.open("ab")
@@ -423,7 +401,9 @@ def main(arguments: list[str] | None = None) -> int:
         network = _network(options)
         options.node_id = options.node_id or (socket.gethostname() if network else "node0")
         pool = network.identity.pool if network else config.DEFAULT_POOL
-        directory = options.directory or config.pool_directory(pool) / _directory_name(options)
+        # No job finds what an earlier one has left.
+        name = f"{options.node_id}-{uuid.uuid4().hex[:8]}" if options.temporary else options.node_id
+        directory = options.directory or config.pool_directory(pool) / name
         paths = config.NodePaths(config.private_directory(directory.absolute()))
         for sockets in (paths.sockets.parent, paths.sockets):
             config.private_directory(sockets)

@@ -4,50 +4,36 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 from monarch_nb import config
 from monarch_nb.allocator.files.node_files import NodeFiles
-from monarch_nb.allocator.leases.autosaves import Autosaves
-from monarch_nb.allocator.leases.fairness import Fairness, LimitsFile
-from monarch_nb.allocator.leases.gpu_locks import GpuLocks
-from monarch_nb.allocator.leases.leases import Leases
-from monarch_nb.allocator.leases.members import Members
-from monarch_nb.allocator.leases.meshes import Meshes
-from monarch_nb.allocator.leases.others import Others
-from monarch_nb.allocator.leases.owed import Owed
-from monarch_nb.allocator.leases.undertakings import Undertakings
-from monarch_nb.allocator.logs.kept import KeptLogs
 from monarch_nb.allocator.logs.limit import LogLimit
-from monarch_nb.allocator.logs.watch import DirectoryWatch
+from monarch_nb.allocator.logs.output import DirectoryWatch
+from monarch_nb.allocator.logs.stored import KeptLogs
 from monarch_nb.allocator.mail.mail import Mail
-from monarch_nb.allocator.ranks.forking import Forking
-from monarch_nb.allocator.ranks.restarts import Restarts
-from monarch_nb.allocator.ranks.scripts import Scripts
-from monarch_nb.allocator.ranks.stores import Stores
-from monarch_nb.allocator.readings.actors import RankActors
+from monarch_nb.allocator.memory.records import Records
+from monarch_nb.allocator.processes.forking import Forking
+from monarch_nb.allocator.processes.grace import Grace
+from monarch_nb.allocator.processes.scripts import Scripts
+from monarch_nb.allocator.processes.stores import Stores
+from monarch_nb.allocator.processes.supervisor import RankProcess, Supervisor
 from monarch_nb.allocator.readings.load import Readings
+from monarch_nb.allocator.readings.ranks import RankActors, Whereabouts
 from monarch_nb.allocator.readings.reach import Reach
-from monarch_nb.allocator.readings.whereabouts import Whereabouts
-from monarch_nb.allocator.recovery.adoption import Adoption
-from monarch_nb.allocator.recovery.records import Records
+from monarch_nb.allocator.reservations.fairness import Fairness, LimitsFile
+from monarch_nb.allocator.reservations.gpu_locks import GpuLocks
+from monarch_nb.allocator.reservations.leases import Leases
+from monarch_nb.allocator.reservations.members import Members, Outbox, Undertakings
+from monarch_nb.allocator.runs.audience import Audience
 from monarch_nb.allocator.runs.runs import Runs
-from monarch_nb.allocator.runs.values import Values
-from monarch_nb.allocator.sessions.audience import Audience
-from monarch_nb.allocator.sessions.sessions import Session
-from monarch_nb.allocator.state.identity import Identity
-from monarch_nb.allocator.state.state import NodeState
-from monarch_nb.allocator.supervision.supervisor import RankProcess, Supervisor
-from monarch_nb.allocator.supervision.warming import Warming
+from monarch_nb.allocator.runs.sessions import Session
+from monarch_nb.allocator.state.state import Identity, NodeState
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2
 from monarch_nb.proto import worker_pb2 as wire
 from monarch_nb.rpc.channel import OpenChannel, open_channel
-
-TAKEN = "the node is taken away"
-AGREEING = 0.4
-"""The part of the grace in which a script can begin to save: the rest is for its own handler of SIGTERM."""
 
 
 class Node:
@@ -66,7 +52,7 @@ class Node:
         log_limit_bytes: how much of what ranks print is kept; 0 for all.
         limits: the file of the limits of fairness; None: there is none.
         grace_s: how long ranks may take to save, and scripts to end, before everything ends.
-        trust, publish: say where other nodes are (monarch_nb.allocator.leases.others).
+        trust, publish: say where other nodes are (monarch_nb.allocator.reservations.fairness).
 
     Attributes:
         sessions: of its clients, as they come and go.
@@ -94,145 +80,72 @@ class Node:
         publish: Path | None = None,
         grace_s: float = 0.0,
     ) -> None:
-        self.paths, self.grace_s = paths, grace_s
+        self.paths = paths
         self.identity = Identity(
             node_id, address or paths.address, gpus, python, store_host, interface, isolated, token=uuid.uuid4().hex
         )
         self.sessions: set[Session] = set()
         self.shutdown, self.keeps_logs = asyncio.Event(), False
-        self.state = state = NodeState(procs, [gpu.index for gpu in gpus])
-        self.records = records = Records(paths, state, self._on_stored)
-        self.supervisor = supervisor = Supervisor(
-            paths,
-            self._on_result,
-            self._on_hello,
-            self._on_death,
-            self._on_store_death,
-            self._on_there,
-            self._on_mail,
-            self._on_store_lost,
-            records.save_template,
-        )
-        self.mail = mail = Mail(paths, self.identity, state, open_channel, certificate)
-        self.warming = Warming(supervisor, python, preload)
-        self.adoption = Adoption(state, records, supervisor)
-        self.gpu_locks = gpu_locks = GpuLocks(paths.directory, gpus)
-        self.readings = Readings(gpus, gpu_locks.held_by_others)
-        self.reach = Reach(self.identity.store_host, open_channel)
-        self.whereabouts = Whereabouts(state, supervisor.ranks)
-        self.actors = RankActors(supervisor.ranks)
+        self._preload = preload
+        self.state = NodeState(procs, [gpu.index for gpu in gpus])
+        self.records = Records(self)
+        self.supervisor = Supervisor(self)
+        self.gpu_locks = GpuLocks(paths.directory, gpus)
+        self.readings = Readings(gpus, self.gpu_locks.held_by_others)
+        self.reach = Reach(store_host, open_channel)
+        self.whereabouts = Whereabouts(self.state, self.supervisor.ranks)
+        self.actors = RankActors(self.supervisor.ranks)
+        self.mail = Mail(paths, self.identity, self.state, open_channel, certificate)
         self.watch = DirectoryWatch(asyncio.get_running_loop())
-        self.audience = audience = Audience(self.sessions, self.watch, paths)
-        self.files = files = NodeFiles(node_id, paths, state.owner_of, open_channel, certificate)
-        self.kept_logs = kept_logs = KeptLogs(paths, files.removal.remove)
-        self.log_limit = LogLimit(paths, state.meshes, kept_logs, log_limit_bytes)
-        self.meshes = meshes = Meshes(paths, state, records, supervisor, audience, mail, files.removal, kept_logs)
-        self.autosaves = Autosaves(records, supervisor)
+        self.audience = Audience(self.sessions, self.watch, paths)
+        self.files = NodeFiles(node_id, paths, self.state.owner_of, open_channel, certificate)
+        self.kept_logs = KeptLogs(paths, self.files.removal.remove)
+        self.log_limit = LogLimit(paths, self.state.meshes, self.kept_logs, log_limit_bytes)
+        self.grace = Grace(self, grace_s)
         self.limits = LimitsFile(limits)
-        others = Others(
-            self.identity.address, self.identity.token, paths, files.relay, self._words_of_nodes, trust, publish
-        )
-        self.fairness = Fairness(self.identity, state, others, self.limits)
-        self.leases = leases = Leases(
-            state,
-            records,
-            supervisor,
-            meshes,
-            files,
-            self.sessions,
-            gpu_locks,
-            self.autosaves,
-            self.fairness,
-            self._warn_scripts,
-            grace_s,
-        )
-        self.owed = owed = Owed(records, files.relay)
-        self.members = Members(
-            self.identity.address,
-            state,
-            leases,
-            owed,
-            mail,
-            self.sessions,
-            self._end_runs,
-        )
-        self.undertakings = Undertakings(records, self.sessions, leases.expiry, owed)
-        self.values = Values(paths, state, records)
-        self.runs = runs = Runs(
-            paths,
-            state,
-            records,
-            supervisor,
-            self.sessions,
-            audience,
-            leases.expiry,
-            files.removal.remove,
-            self._start_scripts,
-        )
-        self.forking = forking = Forking(
-            paths, self.identity, state, records, supervisor, files, leases, meshes, runs, gpu_locks
-        )
-        self.restarts = Restarts(state, records, supervisor, runs, forking)
-        self.scripts = Scripts(paths, self.identity, state, records, supervisor, audience, self.readings, runs, forking)
-        self.stores = Stores(
-            paths, self.identity, state, records, supervisor, leases, meshes, files.relay, self.shutdown
-        )
+        self.fairness = Fairness(self, trust, publish)
+        self.leases = Leases(self)
+        self.outbox = Outbox(self)
+        self.members = Members(self)
+        self.undertakings = Undertakings(self)
+        self.runs = Runs(self)
+        self.forking = Forking(self)
+        self.scripts = Scripts(self)
+        self.stores = Stores(self)
 
     # ---- start and end ----
 
     async def start(self) -> None:
         """Read the database, adopt what still lives, and begin to warm the default template."""
         self.records.read()
-        self.meshes.remove_unknown()
+        self.leases.remove_unknown_meshes()
         self.mail.start()
-        await self.adoption.adopt(self.scripts.resume)
+        await self.records.adopt()
         await self.files.release_others(self.state.leases)
         self.records.flush()
         await self.leases.resume()
-        self.owed.resume()
+        self.outbox.resume()
         self.undertakings.resume()
         self.runs.resume()
         self.stores.resume()
         self.log_limit.start()
-        self.warming.start()
-
-    def warn_ranks(self) -> None:
-        """The engine says that the node will be taken away: ranks save where that is armed, and scripts hear of it."""
-        for reservation_id in self.state.leases:
-            before_s = self.autosaves.before_s(reservation_id)
-            self.autosaves.ask_soon(reservation_id, "the engine will take the node away", before_s)
-        self.scripts.warn()
-
-    async def leave_in_peace(self) -> None:
-        """Everything is about to end by a signal: ranks save where that is armed, and scripts hear of it."""
-        live = [process for process in self.supervisor.ranks.values() if not process.record.script_of]
-        scripts = self.scripts.of_all_runs().values()
-        await asyncio.gather(self.autosaves.save(live, TAKEN, self.grace_s), *map(self._end_script, scripts))
-
-    async def _end_script(self, processes: list[RankProcess]) -> None:
-        """Have a script save, and tell it in time that it is to end: it may never come to a step to save at, but save
-        when it is told."""
-        loop = asyncio.get_running_loop()
-        until = loop.time() + self.grace_s
-        begin_within_s = self.grace_s * (AGREEING if self.scripts.has_handler(processes) else 1.0)
-        await self.autosaves.save(processes, TAKEN, self.grace_s, begin_within_s=begin_within_s)
-        await self.scripts.terminate(processes, until - loop.time())
+        self.supervisor.templates.keep_warm(self.identity.python, self._preload)
 
     async def close(self, *, end_processes: bool) -> None:
         """Stop; with `end_processes` everything of the node ends and its files are removed."""
-        self.warming.close()
-        self.adoption.close()
+        for adopting in self.records.adopting:
+            adopting.cancel()
         self.leases.expiry.close()
         self.leases.close()
-        self.autosaves.close()
-        self.owed.close()
+        self.grace.close()
+        self.outbox.close()
         self.undertakings.close()
         self.log_limit.close()
         self.runs.close()
         self.scripts.close()
         if end_processes:  # before anything that takes long: whoever kills this allocator meanwhile leaves none behind
             await self.supervisor.close(end_processes=True)
-        await asyncio.gather(*self.leases.releases.values(), *self.restarts.ending, return_exceptions=True)
+        await asyncio.gather(*self.leases.releases.values(), *self.forking.ending, return_exceptions=True)
         if not end_processes:
             await self.supervisor.close(end_processes=False)
         self.records.close()
@@ -244,53 +157,25 @@ class Node:
             names = {reservation_id: lease.request.name for reservation_id, lease in self.state.leases.items()}
             await asyncio.to_thread(self.files.remove_all, names, keep_logs=self.keeps_logs)
 
-    # ---- what one part has for others ----
+    # ---- what becomes of processes ----
 
-    def collected(self, run_ids: Iterable[str]) -> None:
-        """The client has the results of runs: nothing that is large need be kept."""
-        for run_id in run_ids:
-            self.values.collected(run_id)
-            self.stores.forget(run_id)
-
-    def _words_of_nodes(self) -> Sequence[str]:
-        limits = self.limits.newest()
-        return limits.nodes if limits else ()
-
-    def _on_result(self, process: RankProcess, result: run_pb2.RankResult) -> None:
+    def on_result(self, process: RankProcess, result: run_pb2.RankResult) -> None:
+        """A rank, or a script, has finished a run."""
         (self.scripts if process.record.script_of else self.runs).on_result(process, result)
 
-    def _on_hello(self, process: RankProcess, hello: wire.RankHello) -> None:
+    def on_hello(self, process: RankProcess, hello: wire.RankHello) -> None:
+        """A process says what it has done and what it does, when it was connected to (again)."""
         (self.scripts if process.record.script_of else self.runs).on_hello(process, hello)
 
-    def _on_death(self, process: RankProcess, status: int | None) -> None:
+    def on_death(self, process: RankProcess, status: int | None) -> None:
+        """A process ended, and was not asked to; None: its wait status is unknown."""
         (self.scripts if process.record.script_of else self.runs).on_death(process, status)
         self.mail.rank_is_gone(process, process.record.death)
 
-    def _on_there(self, process: RankProcess, is_there: bool) -> None:
+    def on_there(self, process: RankProcess, is_there: bool) -> None:
+        """A process is ready, or about to be ended."""
         if is_there:
             self.mail.rank_is_there(process)
-            self.autosaves.tell(process)
+            self.grace.tell(process)
         else:
             self.mail.rank_is_gone(process)
-
-    def _on_mail(self, process: RankProcess, frame: bytes) -> None:
-        self.mail.on_rank_mail(process, frame)
-
-    def _on_store_death(self, mesh_id: str) -> None:
-        self.stores.on_death(mesh_id)
-
-    def _on_store_lost(self, mesh_id: str, lost: wire.StoreLost) -> None:
-        self.stores.on_lost(mesh_id, lost)
-
-    def _on_stored(self, mesh_id: str, rank: int, run_ids: list[str]) -> None:
-        if process := self.supervisor.ranks.get((mesh_id, rank)):
-            process.link.forget_results(run_ids)
-
-    def _end_runs(self, mesh_id: str, why: str) -> None:
-        self.runs.end_all(mesh_id, why)
-
-    def _warn_scripts(self, reservation_id: str, left_s: float) -> None:
-        self.scripts.warn_of_end(reservation_id, left_s)
-
-    def _start_scripts(self, mesh_id: str, run_id: str, ranks: list[int]) -> None:
-        self.scripts.start(mesh_id, run_id, ranks)

@@ -379,7 +379,7 @@ def _status_of(pool: str, *, are_others_shown: bool = False) -> int:
 
 def _describe(node: Node) -> tuple[str, dict[str, Any]]:
     """Return what tells a node from others, under whatever address, and what `status --json` tells of it."""
-    from monarch_nb.allocator.state.gpus import why_not_free
+    from monarch_nb.allocator.state.lease import why_not_free
     from monarch_nb.provision.daemons import describe
 
     told: dict[str, Any] = {"node": node.node_id, "address": node.address, "pid": node.pid or None, "state": "serves"}

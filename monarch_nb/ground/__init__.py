@@ -4,6 +4,7 @@ interrupting   Ctrl-C where it may come, and for another thread
 callers        where somebody's code has called ours, in a traceback
 readable       files that can be read, of however many
 flag           an event for threads that Ctrl-C interrupts
+tasks          what an event loop does that nobody waits for
 file_locks     locks of files that say "in use"
 directories    directories that end with this process
 frames         messages on sockets, and pickles whose large buffers lie outside

@@ -11,6 +11,7 @@ from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from monarch_nb.proto import files_pb2 as _files_pb2
 from monarch_nb.proto import mail_pb2 as _mail_pb2
 from monarch_nb.proto import run_pb2 as _run_pb2
+from monarch_nb.proto import worker_pb2 as _worker_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -2119,121 +2120,38 @@ class ControlRanksRequest(_message.Message):
     MESH_ID_FIELD_NUMBER: _builtins.int
     RANKS_FIELD_NUMBER: _builtins.int
     TIMEOUT_S_FIELD_NUMBER: _builtins.int
-    WHERE_FIELD_NUMBER: _builtins.int
-    STACK_FIELD_NUMBER: _builtins.int
-    COMPLETE_FIELD_NUMBER: _builtins.int
-    ABORT_GROUPS_FIELD_NUMBER: _builtins.int
-    INSPECT_FIELD_NUMBER: _builtins.int
+    QUESTION_FIELD_NUMBER: _builtins.int
     KILL_FIELD_NUMBER: _builtins.int
-    ACTORS_FIELD_NUMBER: _builtins.int
-    STOPS_FIELD_NUMBER: _builtins.int
-    DEBUG_FIELD_NUMBER: _builtins.int
-    INTERRUPT_ACTORS_FIELD_NUMBER: _builtins.int
-    ARM_SAVES_FIELD_NUMBER: _builtins.int
-    SAVE_NOW_FIELD_NUMBER: _builtins.int
-    SAVES_FIELD_NUMBER: _builtins.int
-    LOOKS_FIELD_NUMBER: _builtins.int
-    LAST_RUN_FIELD_NUMBER: _builtins.int
-    IF_TORN_FIELD_NUMBER: _builtins.int
-    PEER_DIED_FIELD_NUMBER: _builtins.int
-    LOOKS_S_FIELD_NUMBER: _builtins.int
     RUN_ID_FIELD_NUMBER: _builtins.int
     mesh_id: _builtins.str
     timeout_s: _builtins.float
-    where: _builtins.bool
-    stack: _builtins.bool
-    abort_groups: _builtins.str
-    """the reason"""
-    inspect: _builtins.str
-    """a name, with dots"""
     kill: _builtins.bool
-    """SIGKILL now, with everything the rank started"""
-    actors: _builtins.bool
-    stops: _builtins.bool
-    interrupt_actors: _builtins.bool
-    """see InterruptActors"""
-    saves: _builtins.bool
-    looks: _builtins.bool
-    """look at them, as long as this is asked again and again"""
-    last_run: _builtins.int
-    """with abort_groups: see AbortGroups"""
-    if_torn: _builtins.bool
-    """with abort_groups: see AbortGroups"""
-    peer_died: _builtins.bool
-    """likewise"""
-    looks_s: _builtins.float
-    """with looks: what was seen in so many of the last seconds; 0: in as many as ranks remember"""
+    """instead of a question: SIGKILL now, with everything the rank started"""
     run_id: _builtins.str
-    """of a script: its processes are meant, not the live ranks; with `where`, of a run of calls"""
+    """of a script: its processes are meant, not the live ranks"""
     @_builtins.property
     def ranks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
-    def complete(self) -> Global___Completion: ...
-    @_builtins.property
-    def debug(self) -> _run_pb2.DebugCommand: ...
-    @_builtins.property
-    def arm_saves(self) -> _run_pb2.ArmSaves:
-        """of all ranks of the mesh, and of its scripts from now on"""
+    def question(self) -> _worker_pb2.ControlRequest:
+        """one that CONTROL_RULES of the allocator names"""
 
-    @_builtins.property
-    def save_now(self) -> _run_pb2.SaveNow: ...
     def __init__(
         self,
         *,
         mesh_id: _builtins.str = ...,
         ranks: _abc.Iterable[_builtins.int] | None = ...,
         timeout_s: _builtins.float = ...,
-        where: _builtins.bool = ...,
-        stack: _builtins.bool = ...,
-        complete: Global___Completion | None = ...,
-        abort_groups: _builtins.str = ...,
-        inspect: _builtins.str = ...,
+        question: _worker_pb2.ControlRequest | None = ...,
         kill: _builtins.bool = ...,
-        actors: _builtins.bool = ...,
-        stops: _builtins.bool = ...,
-        debug: _run_pb2.DebugCommand | None = ...,
-        interrupt_actors: _builtins.bool = ...,
-        arm_saves: _run_pb2.ArmSaves | None = ...,
-        save_now: _run_pb2.SaveNow | None = ...,
-        saves: _builtins.bool = ...,
-        looks: _builtins.bool = ...,
-        last_run: _builtins.int = ...,
-        if_torn: _builtins.bool = ...,
-        peer_died: _builtins.bool = ...,
-        looks_s: _builtins.float = ...,
         run_id: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["abort_groups", b"abort_groups", "actors", b"actors", "arm_saves", b"arm_saves", "complete", b"complete", "debug", b"debug", "inspect", b"inspect", "interrupt_actors", b"interrupt_actors", "kill", b"kill", "looks", b"looks", "message", b"message", "save_now", b"save_now", "saves", b"saves", "stack", b"stack", "stops", b"stops", "where", b"where"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["question", b"question"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort_groups", b"abort_groups", "actors", b"actors", "arm_saves", b"arm_saves", "complete", b"complete", "debug", b"debug", "if_torn", b"if_torn", "inspect", b"inspect", "interrupt_actors", b"interrupt_actors", "kill", b"kill", "last_run", b"last_run", "looks", b"looks", "looks_s", b"looks_s", "mesh_id", b"mesh_id", "message", b"message", "peer_died", b"peer_died", "ranks", b"ranks", "run_id", b"run_id", "save_now", b"save_now", "saves", b"saves", "stack", b"stack", "stops", b"stops", "timeout_s", b"timeout_s", "where", b"where"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["where", "stack", "complete", "abort_groups", "inspect", "kill", "actors", "stops", "debug", "interrupt_actors", "arm_saves", "save_now", "saves", "looks"]  # noqa: Y015
-    _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
-
-Global___ControlRanksRequest: _TypeAlias = ControlRanksRequest  # noqa: Y015
-
-@_typing.final
-class Completion(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    CODE_FIELD_NUMBER: _builtins.int
-    CURSOR_FIELD_NUMBER: _builtins.int
-    code: _builtins.str
-    cursor: _builtins.int
-    def __init__(
-        self,
-        *,
-        code: _builtins.str = ...,
-        cursor: _builtins.int = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "cursor", b"cursor"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kill", b"kill", "mesh_id", b"mesh_id", "question", b"question", "ranks", b"ranks", "run_id", b"run_id", "timeout_s", b"timeout_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Completion: _TypeAlias = Completion  # noqa: Y015
+Global___ControlRanksRequest: _TypeAlias = ControlRanksRequest  # noqa: Y015
 
 @_typing.final
 class ControlRanksReply(_message.Message):
@@ -2263,55 +2181,21 @@ class RankReply(_message.Message):
 
     RANK_FIELD_NUMBER: _builtins.int
     ANSWERED_FIELD_NUMBER: _builtins.int
-    WHERE_FIELD_NUMBER: _builtins.int
-    STACK_FIELD_NUMBER: _builtins.int
-    COMPLETIONS_FIELD_NUMBER: _builtins.int
-    COMPLETION_START_FIELD_NUMBER: _builtins.int
-    INSPECTION_FIELD_NUMBER: _builtins.int
-    ACTORS_FIELD_NUMBER: _builtins.int
-    STOPS_FIELD_NUMBER: _builtins.int
-    DEBUG_FIELD_NUMBER: _builtins.int
-    SAVES_FIELD_NUMBER: _builtins.int
-    LOOKS_FIELD_NUMBER: _builtins.int
+    REPLY_FIELD_NUMBER: _builtins.int
     rank: _builtins.int
     answered: _builtins.bool
-    stack: _builtins.str
-    completion_start: _builtins.int
-    inspection: _builtins.str
-    """text; empty when there is no such name"""
     @_builtins.property
-    def where(self) -> _run_pb2.Where: ...
-    @_builtins.property
-    def completions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
-    @_builtins.property
-    def actors(self) -> _containers.RepeatedCompositeFieldContainer[_run_pb2.ActorStatus]: ...
-    @_builtins.property
-    def stops(self) -> _containers.RepeatedCompositeFieldContainer[_run_pb2.Stop]: ...
-    @_builtins.property
-    def debug(self) -> _run_pb2.DebugAnswer: ...
-    @_builtins.property
-    def saves(self) -> _run_pb2.SavesStatus: ...
-    @_builtins.property
-    def looks(self) -> _run_pb2.Looks: ...
+    def reply(self) -> _worker_pb2.ControlReply: ...
     def __init__(
         self,
         *,
         rank: _builtins.int = ...,
         answered: _builtins.bool = ...,
-        where: _run_pb2.Where | None = ...,
-        stack: _builtins.str = ...,
-        completions: _abc.Iterable[_builtins.str] | None = ...,
-        completion_start: _builtins.int = ...,
-        inspection: _builtins.str = ...,
-        actors: _abc.Iterable[_run_pb2.ActorStatus] | None = ...,
-        stops: _abc.Iterable[_run_pb2.Stop] | None = ...,
-        debug: _run_pb2.DebugAnswer | None = ...,
-        saves: _run_pb2.SavesStatus | None = ...,
-        looks: _run_pb2.Looks | None = ...,
+        reply: _worker_pb2.ControlReply | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["debug", b"debug", "looks", b"looks", "saves", b"saves", "where", b"where"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["reply", b"reply"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["actors", b"actors", "answered", b"answered", "completion_start", b"completion_start", "completions", b"completions", "debug", b"debug", "inspection", b"inspection", "looks", b"looks", "rank", b"rank", "saves", b"saves", "stack", b"stack", "stops", b"stops", "where", b"where"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answered", b"answered", "rank", b"rank", "reply", b"reply"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

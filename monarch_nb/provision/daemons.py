@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, cast
 
-from monarch_nb.allocator.supervision.processes import is_alive
+from monarch_nb.allocator.processes.processes import is_alive
 from monarch_nb.config import PROTOCOL, RANK_TOKEN_VARIABLE, VERSION, NodePaths, patience
 from monarch_nb.errors import NodeUnreachable, PoolError
 from monarch_nb.ground import interrupting

@@ -332,7 +332,7 @@ def _checked_directory(pool: str) -> Path:
 
 
 def _read_node(directory: Path) -> Node:
-    from monarch_nb.allocator.supervision.processes import is_alive
+    from monarch_nb.allocator.processes.processes import is_alive
     from monarch_nb.proto.state_pb2 import ProcessIdentity
 
     paths = NodePaths(directory)
@@ -557,7 +557,7 @@ def _end(nodes: Sequence[Node], say: Progress, *, keep_logs: bool = False) -> No
     Args:
         keep_logs: leave what meshes printed that have ended in the nodes' directories.
     """
-    from monarch_nb.allocator.supervision.processes import identify
+    from monarch_nb.allocator.processes.processes import identify
     from monarch_nb.provision.daemons import Watched, shut_down
 
     with ExitStack() as stack:
@@ -587,7 +587,7 @@ def _end(nodes: Sequence[Node], say: Progress, *, keep_logs: bool = False) -> No
 
 def _pass_on_logs(node: Node, successor: Path) -> None:
     """Remove the directory of a node that has ended; what meshes printed there that have ended is its successor's."""
-    from monarch_nb.allocator.logs.kept import take_over
+    from monarch_nb.allocator.logs.stored import take_over
 
     logs = NodePaths(node.directory).logs
     if node.directory != successor:

@@ -162,7 +162,7 @@ def _reset_signals(stacks_file: str) -> None:
         Path(stacks_file).unlink(missing_ok=True)
         _stacks_files.append(open(stacks_file, "a"))  # noqa: SIM115
         faulthandler.register(STACKS_SIGNAL, file=_stacks_files[-1], all_threads=True)
-        # A crash is told with the user's frames alone (allocator/supervision/processes.py); children tell it to nobody.
+        # A crash is told with the user's frames alone (allocator/processes/processes.py); children tell it to nobody.
         faulthandler.enable(_stacks_files[-1])
         os.register_at_fork(after_in_child=functools.partial(faulthandler.enable, _STDERR))
 

@@ -24,10 +24,10 @@ from cluster.ranks import Rank, ScriptedSupervisor
 from cluster.wire import UNHEARD_S, Channel, Server, Wire
 from monarch_nb import config
 from monarch_nb.allocator import node as node_module
+from monarch_nb.allocator.api.access import Access
+from monarch_nb.allocator.api.guard import Guard
+from monarch_nb.allocator.api.service import AllocatorService
 from monarch_nb.allocator.node import Node
-from monarch_nb.allocator.serving.access import Access
-from monarch_nb.allocator.serving.guard import Guard
-from monarch_nb.allocator.serving.service import AllocatorService
 from monarch_nb.client.connections import bridge
 from monarch_nb.client.connections.connection import Connection
 from monarch_nb.client.meshes.core import MeshCore
@@ -97,10 +97,10 @@ class Machine:
             limits=self._cluster.directory / config.LIMITS_FILE,
             trust=self._cluster.trust,
         )
-        access = Access(self.name, self.address, node.state, node.records)
+        access = Access(node)
         server: Any = Server(self.life)
         self._service = AllocatorService(node, access)
-        Guard(self._service, access).serve_on(server)
+        Guard(self._service, access, self.paths.directory).serve_on(server)
         await node.start()
         self._cluster.wire.servers[self.address] = server
         self._cluster.wire.tell_changed()

@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from cluster.clock import Life, running
-from monarch_nb import config
 from monarch_nb.allocator.logs.output import RankFiles
-from monarch_nb.allocator.supervision import processes
-from monarch_nb.allocator.supervision.supervisor import RankProcess
+from monarch_nb.allocator.processes import processes
+from monarch_nb.allocator.processes.supervisor import RankProcess
 from monarch_nb.errors import SpawnError
 from monarch_nb.proto import run_pb2, state_pb2
 from monarch_nb.proto import worker_pb2 as wire_pb
@@ -170,12 +169,12 @@ class Rank:
 class ScriptedSupervisor:
     """A Supervisor whose processes are the machine's scripted ranks; they outlive it, as real ones do."""
 
-    def __init__(self, paths: config.NodePaths, *told: Any) -> None:
+    def __init__(self, node: Any) -> None:
         life = running.get()
         assert life is not None
-        self.paths, self._life, self._machine = paths, life, life.machine
+        self.paths, self._life, self._machine = node.paths, life, life.machine
         self._loop = asyncio.get_running_loop()
-        self._on_result, self._on_hello, self._on_death, self._on_store_death, self._on_there, *_ = told
+        self._node = node
         self.ranks: dict[tuple[str, int], RankProcess] = {}
         self.leaving: set[RankProcess] = set()
         self.stores: dict[str, int] = {}
@@ -183,6 +182,11 @@ class ScriptedSupervisor:
     @property
     def templates(self) -> Any:
         return self
+
+    ready, error = asyncio.Event(), ""
+
+    def keep_warm(self, *_: object) -> None:
+        pass
 
     async def template(self, *_: object, **__: object) -> None:
         if self._machine.fails_to_spawn:
@@ -209,7 +213,7 @@ class ScriptedSupervisor:
         rank = self._machine.ranks[record.process.pid]
         process = self._take(record, rank)
         if rank.status is None:
-            self._on_hello(process, rank.hello())
+            self._node.on_hello(process, rank.hello())
         else:
             self.on_end(rank)
 
@@ -218,13 +222,13 @@ class ScriptedSupervisor:
         process = RankProcess(record.mesh_id, record.rank, record, link, link, 0)
         rank.supervisor, rank.process = self, process
         self.ranks[record.mesh_id, record.rank] = process
-        self._on_there(process, True)
+        self._node.on_there(process, True)
         return process
 
     def on_result(self, rank: Rank, result: run_pb2.RankResult) -> None:
         """A rank has finished a run: its allocator hears of it in its own time."""
         if not self._life.is_over and rank.process not in self.leaving:
-            self._life.call(self._loop.call_soon, self._on_result, rank.process, result)
+            self._life.call(self._loop.call_soon, self._node.on_result, rank.process, result)
 
     def on_end(self, rank: Rank) -> None:
         """A process has ended."""
@@ -235,7 +239,7 @@ class ScriptedSupervisor:
         process = rank.process
         if process is not None and self.ranks.get((process.mesh_id, process.rank)) is process:
             del self.ranks[process.mesh_id, process.rank]
-            self._on_death(process, rank.status)
+            self._node.on_death(process, rank.status)
 
     def kill(self, ranks: Any) -> None:
         for process in ranks:
@@ -246,7 +250,7 @@ class ScriptedSupervisor:
         for process in ranks:
             if self.ranks.get((process.mesh_id, process.rank)) is process:
                 del self.ranks[process.mesh_id, process.rank]
-                self._on_there(process, False)
+                self._node.on_there(process, False)
             self.leaving.add(process)
 
     async def end(self, ranks: Any, *, patience_s: float = 0.0) -> None:

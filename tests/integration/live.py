@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import pytest
 
 from leaks import wait_for_end
-from monarch_nb.allocator.supervision.processes import identify, is_alive
+from monarch_nb.allocator.processes.processes import identify, is_alive
 from monarch_nb.client.connections import events
 from monarch_nb.client.meshes.mesh import Mesh
 from monarch_nb.client.pools.pool import pool_named

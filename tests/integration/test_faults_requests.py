@@ -235,7 +235,7 @@ class TestProtocol:
             ("Spawn", pb.SpawnRequest(reservation_id="unknown", mesh_id="m", ranks=1)),
             ("HostStore", pb.HostStoreRequest(reservation_id="unknown", mesh_id="m")),
             ("Restart", pb.RestartRequest(mesh_id="unknown", ranks=[0])),
-            ("Control", pb.ControlRanksRequest(mesh_id="unknown", ranks=[0], where=True)),
+            ("Control", pb.ControlRanksRequest(mesh_id="unknown", ranks=[0], question={"where": {}})),
             ("Reserve", pb.ReserveRequest(reservation_id="r", name="n", owner="o")),
         ]
         with grpc.insecure_channel(shared_pool[0].address) as channel:

@@ -88,7 +88,7 @@ def test_a_regex_that_never_ends_disturbs_nobody_and_can_be_stopped(mesh: Mesh, 
 
     def workers() -> list[str]:
         """The states of the processes that search."""
-        return [each.state for each in processes_of(shared_home) if "search_worker" in each.command]
+        return [each.state for each in processes_of(shared_home) if "monarch_nb.allocator.logs.search" in each.command]
 
     async def search() -> None:
         endless = asyncio.create_task(log.search(ENDLESS, windows, regex=True))

@@ -39,7 +39,7 @@ def test_nonsense_is_ignored_and_said_once(given: str, monkeypatch: pytest.Monke
 
 def test_processes_that_are_started_inherit_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(PATIENCE_VARIABLE, "3")
-    program = "from monarch_nb.allocator.leases.gpu_locks import TURN_WAIT_S; print(TURN_WAIT_S)"
+    program = "from monarch_nb.allocator.reservations.gpu_locks import TURN_WAIT_S; print(TURN_WAIT_S)"
     printed = subprocess.check_output([sys.executable, "-c", program], env=daemon_environment(), text=True, timeout=60)
     assert printed == "6.0\n"
 

@@ -24,7 +24,7 @@ def test_importing_is_light(module: str) -> None:
 def test_each_process_brings_only_its_own() -> None:
     for code, others in (
         ("from monarch_nb.actor import Actor, Channel, context, endpoint, this_host", "torch grpc IPython numpy"),
-        ("import monarch_nb.allocator.__main__, monarch_nb.allocator.serving.service", "torch IPython numpy"),
+        ("import monarch_nb.allocator.__main__, monarch_nb.allocator.api.service", "torch IPython numpy"),
         ("import monarch_nb.worker.template, monarch_nb.worker.rank", "grpc torch jupyter_server"),
         ("import monarch_nb.server, monarch_nb.server.extension", "grpc torch IPython google.protobuf"),
     ):

@@ -12,14 +12,15 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Container, Iterable, Iterator, Mapping
 
 from monarch_nb import config
+from monarch_nb.allocator.files.directories import Removal
+from monarch_nb.allocator.files.pending import Pending
 from monarch_nb.allocator.files.relay import Branch, Relay
-from monarch_nb.allocator.files.removal import Removal
-from monarch_nb.allocator.files.workspace.pending import Pending
-from monarch_nb.allocator.files.workspace.workspaces import Kept, Workspaces
+from monarch_nb.allocator.files.workspaces import Workspaces
 from monarch_nb.config import patience
-from monarch_nb.errors import FilesError, MonarchNbError
+from monarch_nb.errors import FilesError, MonarchNbError, UsageError
 from monarch_nb.files.tree import printable
 from monarch_nb.proto import files_pb2 as pb
+from monarch_nb.proto.allocator_pb2 import KeptFiles
 from monarch_nb.rpc.channel import OpenChannel
 from monarch_nb.rpc.status import error_to_json
 
@@ -52,7 +53,7 @@ class NodeFiles:
         self.removal = Removal(paths.removed)
         self.workspaces = Workspaces(paths, node=node_id, later=self.removal.later)
         self._node_id, self._paths = node_id, paths
-        self.kept: dict[str, Kept] = {}
+        self.kept: dict[str, KeptFiles] = {}
         """By reservation that was released: what its ranks wrote."""
         self.relay = Relay(node_id, owner_of, open_channel, certificate)
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
@@ -267,3 +268,53 @@ def _entry(path: bytes, at: bytes, facts: os.stat_result) -> pb.TreeEntry:
     elif stat.S_ISREG(facts.st_mode):
         entry.kind, entry.size_bytes = pb.TreeEntry.KIND_FILE, facts.st_size
     return entry
+
+
+MAX_TOKEN_BYTES = 256
+
+
+def handle(request: pb.SeeTokenRequest, *, shares_nothing: bool = False) -> str:
+    """See, write or remove a token file; return why that can not be done, or an empty text. May block, as storage does.
+
+    Args:
+        shares_nothing: do not see what clients wrote.
+
+    Raises:
+        UsageError: a request that no client of ours makes.
+    """
+    token = request.token.encode()
+    if not os.path.isabs(request.path) or "\0" in request.path or not 0 < len(token) <= MAX_TOKEN_BYTES:
+        raise UsageError("a token file needs an absolute path and a short text")
+    if shares_nothing and request.from_client:
+        return "this node shares no files with clients"
+    try:
+        match request.action:
+            case pb.SeeTokenRequest.ACTION_SEE:
+                return "" if _holds(request.path, token) else "another file is there"
+            case pb.SeeTokenRequest.ACTION_WRITE:
+                with _opened(request.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as file:
+                    os.write(file, token)
+            case pb.SeeTokenRequest.ACTION_REMOVE if _holds(request.path, token):
+                os.unlink(request.path)
+            case pb.SeeTokenRequest.ACTION_REMOVE:
+                return "another file is there"
+            case _:
+                raise UsageError(f"no such action on a token file: {request.action}")
+        return ""
+    except OSError as error:
+        return error.strerror or str(error)
+
+
+def _holds(path: str, token: bytes) -> bool:
+    with _opened(path, os.O_RDONLY) as file:
+        return stat.S_ISREG(os.fstat(file).st_mode) and os.read(file, MAX_TOKEN_BYTES + 1) == token
+
+
+@contextlib.contextmanager
+def _opened(path: str, flags: int) -> Iterator[int]:
+    """A descriptor that is no link's and does not wait for the other end of a pipe."""
+    file = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
+    try:
+        yield file
+    finally:
+        os.close(file)

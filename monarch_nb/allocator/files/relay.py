@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from monarch_nb.config import patience
 
@@ -25,6 +25,7 @@ from monarch_nb.rpc.callers import acting_for
 from monarch_nb.rpc.renewed_channel import RenewedChannel
 from monarch_nb.rpc.status import error_to_json, translate
 
+T = TypeVar("T", pb.SyncTreeRequest, pb.PutFilesRequest)
 FAN_OUT = 2
 CALL_TIMEOUT_S = patience(600.0)
 """A node may have gigabytes to write before it answers; a dead one is noticed at once."""
@@ -102,7 +103,7 @@ class Relay:
         return [node for part in answers for node in part]
 
     async def _sync(self, request: pb.SyncTreeRequest, head: pb.Peer, rest: list[pb.Peer]) -> list[pb.NodeSynced]:
-        passed = _with_peers(request, rest)
+        passed = _copied(request, rest)
         try:
             call = self._stub(head).SyncTree(passed, timeout=CALL_TIMEOUT_S, metadata=self._for(passed))
             reply: pb.SyncTreeReply = await call
@@ -116,12 +117,8 @@ class Relay:
         """Begin to pass a stream of content on to `first.peers`."""
         branches = []
         for head, rest in split(first.peers):
-            opening = pb.PutFilesRequest()
-            opening.CopyFrom(first)
-            del opening.peers[:]
-            opening.peers.extend(rest)
             stream = self._stub(head).PutFiles(timeout=CALL_TIMEOUT_S, metadata=self._for(first))
-            branches.append(Branch(stream, head, rest, opening))
+            branches.append(Branch(stream, head, rest, _copied(first, rest)))
         return branches
 
 
@@ -136,7 +133,8 @@ class Branch:
     async def send(self, request: pb.PutFilesRequest) -> None:
         """Pass one message on; nothing happens when the node is lost."""
         if self._opening is not None:
-            request, self._opening = _joined(self._opening, request), None
+            self._opening.batch.CopyFrom(request.batch)
+            request, self._opening = self._opening, None
         if not self._lost:
             try:
                 await self._stream.write(request)
@@ -162,14 +160,10 @@ class Branch:
         self._stream.cancel()
 
 
-def _with_peers(request: pb.SyncTreeRequest, peers: list[pb.Peer]) -> pb.SyncTreeRequest:
-    passed = pb.SyncTreeRequest()
+def _copied(request: T, peers: list[pb.Peer]) -> T:
+    """Return a request that is to reach other peers."""
+    passed = type(request)()
     passed.CopyFrom(request)
     del passed.peers[:]
     passed.peers.extend(peers)
     return passed
-
-
-def _joined(opening: pb.PutFilesRequest, request: pb.PutFilesRequest) -> pb.PutFilesRequest:
-    opening.batch.CopyFrom(request.batch)
-    return opening

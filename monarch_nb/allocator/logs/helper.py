@@ -11,7 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 
-from monarch_nb.allocator.supervision.pythons import python_environment
+from monarch_nb.config import python_environment
 
 LENGTH = struct.Struct("<Q")
 """Requests and answers have their lengths before them. The end of its stdin is the end of the process."""

@@ -317,11 +317,7 @@ class RankIndex:
         return merged
 
 
-_KINDS = {
-    pb.LOG_STREAM_UNSPECIFIED: ("out", "err"),
-    pb.LOG_STREAM_STDOUT: ("out",),
-    pb.LOG_STREAM_STDERR: ("err",),
-}
+_KINDS = {pb.LOG_STREAM_UNSPECIFIED: ("out", "err"), pb.LOG_STREAM_STDOUT: ("out",), pb.LOG_STREAM_STDERR: ("err",)}
 
 
 def _batches(pieces: list[tuple[str, int, int]]) -> Iterator[list[tuple[str, int]]]:

@@ -21,9 +21,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from monarch_nb import config
-from monarch_nb.allocator.logs.kept import KeptLogs
 from monarch_nb.allocator.logs.output import RankFiles
-from monarch_nb.allocator.logs.stored import Dropped, stored_outputs
+from monarch_nb.allocator.logs.stored import Dropped, KeptLogs, stored_outputs
 from monarch_nb.allocator.state.runs import Mesh
 from monarch_nb.config import NodePaths, cadence
 from monarch_nb.ground.room import lacks_room
@@ -126,13 +125,7 @@ class LogLimit:
         limit_bytes: 0 for none.
     """
 
-    def __init__(
-        self,
-        paths: NodePaths,
-        meshes: Mapping[str, Mesh],
-        kept: KeptLogs,
-        limit_bytes: int,
-    ) -> None:
+    def __init__(self, paths: NodePaths, meshes: Mapping[str, Mesh], kept: KeptLogs, limit_bytes: int) -> None:
         self._paths, self._meshes, self._kept = paths, meshes, kept
         self.limit_bytes = limit_bytes
         self._measured: dict[tuple[Path, int], StoredOutput] = {}

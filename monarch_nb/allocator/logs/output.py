@@ -7,12 +7,81 @@ What is too old and too much is dropped (monarch_nb.allocator.logs.limit): it be
 file, so that every position stays what it is, and RANK.dropped says how far the hole goes. Holes read as zeros.
 """
 
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import struct
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
 from google.protobuf.message import DecodeError
 
-from monarch_nb.allocator.logs.stored import StoredFiles
+from monarch_nb.allocator.logs.stored import StoredFiles, stored_outputs
+from monarch_nb.allocator.state.runs import Mesh
 from monarch_nb.ground.frames import FrameError, encode_frame, split_frames
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2
+
+_IN_MODIFY = 0x2
+_IN_CREATE = 0x100
+_IN_ONESHOT = 0x80000000
+_IN_IGNORED = 0x8000
+_EVENT = struct.Struct("iIII")
+
+
+class DirectoryWatch:
+    """Calls back once for the first change in each armed directory; several may wait for the same one."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        self._fd = self._libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+        if self._fd < 0:
+            raise OSError(
+                ctypes.get_errno(),
+                "inotify can not be used: if this user's processes have used up its instances, "
+                "`sysctl fs.inotify.max_user_instances=1024` as root allows more",
+            )
+        self._callbacks: dict[int, dict[Callable[[], None], None]] = {}
+        self._loop = loop
+        loop.add_reader(self._fd, self._on_readable)
+
+    def arm(self, directory: Path, callback: Callable[[], None]) -> bool:
+        """Call `callback` at the next change in `directory`; False when it can not be watched (it is gone)."""
+        watch = self._libc.inotify_add_watch(self._fd, os.fsencode(directory), _IN_MODIFY | _IN_CREATE | _IN_ONESHOT)
+        if watch < 0:
+            return False
+        self._callbacks.setdefault(watch, {})[callback] = None
+        return True
+
+    def disarm(self, callback: Callable[[], None]) -> None:
+        """Do not call `callback` any more; the kernel has a limited number of watches."""
+        for watch, callbacks in list(self._callbacks.items()):
+            if callback in callbacks:
+                del callbacks[callback]
+                if not callbacks:
+                    del self._callbacks[watch]
+                    self._libc.inotify_rm_watch(self._fd, watch)
+
+    def _on_readable(self) -> None:
+        try:
+            data = os.read(self._fd, 64 << 10)
+        except BlockingIOError:
+            return
+        position = 0
+        while position < len(data):
+            watch, mask, _, name_bytes = _EVENT.unpack_from(data, position)
+            position += _EVENT.size + name_bytes
+            if not mask & _IN_IGNORED:
+                for callback in self._callbacks.pop(watch, ()):
+                    callback()
+
+    def close(self) -> None:
+        """Stop watching."""
+        self._loop.remove_reader(self._fd)
+        os.close(self._fd)
+
 
 FLOOD_BYTES = 64 << 10
 """More than this in one stream of one rank between two looks is a flood: its middle is not forwarded."""
@@ -227,3 +296,36 @@ def _parse_marks(data: bytes) -> tuple[list[run_pb2.Mark], int]:
     except (FrameError, DecodeError):  # a torn file (disk full): what follows can not be read
         return marks, size_bytes if marks else len(data)
     return marks, size_bytes
+
+
+Written = tuple[int, RankFiles]
+"""The number of a run, and what a rank wrote in it."""
+
+
+class MeshLogs:
+    """The outputs of a mesh as they are now.
+
+    Args:
+        runs: the directory of its outputs.
+    """
+
+    def __init__(self, mesh: Mesh, runs: Path) -> None:
+        self._mesh, self._runs = mesh, runs
+        self._stored = stored_outputs(runs)
+        # Of the runs that share an output only a rank's newest can have written to it there.
+        self._known = {(run.output, rank): run.number for run in mesh.runs.values() for rank in run.ranks}
+
+    def ranks(self, wanted: Iterable[int]) -> list[int]:
+        """Return the ranks that are wanted; all when none is named."""
+        return [rank for rank in sorted(self._mesh.ranks) if not wanted or rank in wanted]
+
+    def written(self, ranks: Iterable[int], number: int = 0, outputs: Iterable[int] | None = None) -> list[Written]:
+        """Return what some ranks wrote, in one run or in all, in some outputs or in all: by run, then by rank."""
+        ranks = list(ranks)
+        looked_at = self._stored if outputs is None else outputs
+        if number and number in self._stored:  # it is that run's own, and has all that this run wrote
+            looked_at = [output for output in looked_at if output == number]
+        files = (RankFiles(self._runs, output, rank) for output in looked_at for rank in ranks)
+        written = ((one.run_number(self._known), one) for one in files)
+        found = [one for one in written if number in (0, one[0])]
+        return sorted(found, key=lambda one: (one[0], one[1].rank))

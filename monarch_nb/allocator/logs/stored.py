@@ -1,17 +1,23 @@
 """The files of a rank's output. Those of the newest runs of a mesh are kept, so that a node has a bounded number of
-files."""
+files; and those of meshes that have ended, for some days, and no longer than there is room for them. Nothing is copied:
+the outputs of a mesh move as they are, with a note of whose they are and what its runs were.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
-from collections.abc import Callable, Mapping
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from urllib.parse import quote
 
-from monarch_nb.allocator.state.runs import Mesh
-from monarch_nb.config import run_file
+from monarch_nb.allocator.state.runs import Mesh, RankSlot, failed_results, run_status
+from monarch_nb.config import MAIN_MESH, NodePaths, run_file
+from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.sizes import size
 
 MOST_OUTPUTS = 1_000
@@ -115,3 +121,126 @@ def drop_oldest(mesh: Mesh, runs: Path, remove: Callable[[Path], None]) -> None:
     for output in stored_outputs(runs)[:-MOST_OUTPUTS]:
         if output not in busy:
             remove(runs / str(output))
+
+
+KEPT_S = 7 * 86400.0
+MOST = 200
+"""So many meshes' outputs are kept: a script of seconds that reserves for itself leaves one each time."""
+_NOTE = "mesh"
+
+
+class KeptLogs:
+    """The outputs of meshes that have ended on a node.
+
+    Args:
+        remove: takes a directory away, in the background.
+
+    Attributes:
+        of_reservation: of reservations that this allocator has seen end, by id, their names and where the output of
+            their main meshes lies.
+    """
+
+    def __init__(self, paths: NodePaths, remove: Callable[[Path], None]) -> None:
+        self._paths, self._remove = paths, remove
+        self.of_reservation: dict[str, tuple[str, Path]] = {}
+
+    def note(self, mesh: Mesh, reservation: pb.ReserveRequest) -> None:
+        """Write down whose a mesh is that is about to end, and what its runs were; nothing if it printed nothing."""
+        directory = self._paths.mesh(mesh.spec.mesh_id)
+        if not _is_printed(self._paths.runs(mesh.spec.mesh_id)):
+            return
+        now_s = time.time()
+        statuses = [
+            run_status(mesh, run, now_s, failed_results(run, with_tracebacks=True)) for run in mesh.runs.values()
+        ]
+        told = pb.MeshStatus(
+            mesh_id=mesh.spec.mesh_id, name=mesh.spec.name, runs=statuses, last_number=mesh.last_number
+        )
+        for rank in sorted(mesh.ranks):
+            told.ranks.add(rank=rank)
+        past = pb.PastLog(reservation_id=reservation.reservation_id, reservation=reservation.name, ended_at=now_s)
+        past.owner = reservation.owner
+        past.mesh.CopyFrom(told)
+        for run in mesh.queue:  # those that have finished have noted it
+            for rank in run.started - run.results.keys() if run.output != run.number else ():
+                StoredFiles(self._paths.runs(mesh.spec.mesh_id), run.output, rank).note_run(run.number)
+        with contextlib.suppress(OSError):  # a full disk keeps no mesh from its end
+            (directory / _NOTE).write_bytes(past.SerializeToString())
+
+    def keep(self, directory: Path) -> None:
+        """Take what is to be kept out of the directory of a mesh that has ended: last its note, so that whoever is
+        killed meanwhile goes on with it. What is too old goes."""
+        with contextlib.suppress(OSError):
+            past = pb.PastLog.FromString((directory / _NOTE).read_bytes())
+            kept = self._paths.logs / _directory_name(past)
+            kept.mkdir(mode=0o700, parents=True, exist_ok=True)
+            for path in (directory / "runs", directory / _NOTE):
+                with contextlib.suppress(FileNotFoundError):
+                    path.rename(kept / path.name)
+            if past.mesh.name == MAIN_MESH:
+                self.of_reservation[past.reservation_id] = past.reservation, kept
+        self._expire()
+
+    def _expire(self) -> None:
+        oldest_s = time.time() - KEPT_S
+        notes = ((note.stat().st_mtime, note.parent) for note in self._paths.logs.glob(f"*/{_NOTE}"))
+        for index, (ended_s, directory) in enumerate(sorted(notes, reverse=True)):
+            if index >= MOST or ended_s < oldest_s:
+                self._remove(directory)
+        self.of_reservation = {one: kept for one, kept in self.of_reservation.items() if kept[1].exists()}
+
+    def _all(self, pattern: str) -> Iterator[tuple[pb.PastLog, Path]]:
+        for note in self._paths.logs.glob(f"{pattern}/{_NOTE}"):
+            with contextlib.suppress(FileNotFoundError):
+                yield pb.PastLog.FromString(note.read_bytes()), note.parent
+
+    def of(self, reservation: str) -> list[pb.PastLog]:
+        """Return what is kept of reservations of that name, what ended last first."""
+        found = [past for past, _ in self._all(f"{quote(reservation, safe='')}-*") if past.reservation == reservation]
+        return sorted(found, key=lambda past: past.ended_at, reverse=True)
+
+    def owner_of(self, mesh_id: str) -> str:
+        """Return whose the output of a mesh was that has ended; empty when none is kept."""
+        return next((past.owner for past, _ in self._all(f"*-{_short(mesh_id)}") if past.mesh.mesh_id == mesh_id), "")
+
+    def mesh(self, mesh_id: str) -> tuple[Mesh, Path] | None:
+        """Return a mesh that has ended, as far as its output needs it, and the directory of its outputs."""
+        for past, directory in self._all(f"*-{_short(mesh_id)}"):
+            if past.mesh.mesh_id == mesh_id:
+                ranks = {rank.rank: RankSlot() for rank in past.mesh.ranks}
+                return Mesh(pb.SpawnRequest(mesh_id=mesh_id, name=past.mesh.name), ranks), directory / "runs"
+        return None
+
+    def outputs(self) -> list[Path]:
+        """Return the directories of outputs that are kept."""
+        return [path.parent / "runs" for path in self._paths.logs.glob(f"*/{_NOTE}")]
+
+
+def take_over(logs: Path, into: Path) -> None:
+    """Move what is kept on a node that is no more to another one, which may have a part of the same meshes: each part
+    gets an id of its own there.
+
+    Args:
+        logs, into: where the two nodes keep it.
+    """
+    for note in logs.glob(f"*/{_NOTE}"):
+        ended_s = note.stat().st_mtime
+        past = pb.PastLog.FromString(note.read_bytes())
+        past.mesh.mesh_id = uuid.uuid4().hex
+        note.write_bytes(past.SerializeToString())
+        os.utime(note, (ended_s, ended_s))
+        into.mkdir(mode=0o700, parents=True, exist_ok=True)
+        note.parent.rename(into / _directory_name(past))
+
+
+def _directory_name(past: pb.PastLog) -> str:
+    return f"{quote(past.reservation, safe='')}-{_short(past.mesh.mesh_id)}"
+
+
+def _is_printed(runs: Path) -> bool:
+    files = (path for output in stored_outputs(runs) for path in (runs / str(output)).iterdir())
+    return any(path.suffix in (".out", ".err") and path.stat().st_size for path in files)
+
+
+def _short(mesh_id: str) -> str:
+    return quote(mesh_id[:8], safe="")

@@ -1,9 +1,106 @@
-"""Envelopes on their way through an allocator, which passes them on as the bytes that came."""
+"""Envelopes on their way through an allocator: passed on as the bytes that came, large content as files."""
 
 from __future__ import annotations
 
-from monarch_nb.allocator.mail.blobs import Blob
-from monarch_nb.proto.mail_pb2 import Address, Envelope, NodeLost, Notice, Undelivered
+import contextlib
+import os
+import shutil
+import uuid
+import weakref
+from pathlib import Path
+
+from monarch_nb.config import NodePaths
+from monarch_nb.errors import UsageError
+from monarch_nb.proto.mail_pb2 import Address, Envelope, Notice
+
+
+class Blob:
+    """A file that is removed when nothing refers to it any more: every letter that needs it does."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        weakref.finalize(self, _remove, path).atexit = False
+
+
+class Blobs:
+    """The blobs of a node's mail.
+
+    Attributes:
+        directory: of those that no rank has: clients of this machine read and write there.
+    """
+
+    def __init__(self, paths: NodePaths) -> None:
+        self._paths = paths
+        self.directory = paths.mail
+
+    def begin(self, token: str) -> None:
+        """Remove what an allocator before this one has left: nobody was told of it. A client that sees the file of this
+        token sees the directory."""
+        shutil.rmtree(self.directory, ignore_errors=True)
+        self.directory.mkdir(mode=0o700)
+        (self.directory / f".{token}").touch()
+
+    def path(self, name: str) -> Path:
+        """Return where content lies; its name must be one plain file name.
+
+        Raises:
+            UsageError: it is not.
+        """
+        return self.directory / _checked(name)
+
+    def claim(self, name: str) -> Blob:
+        """Own content that a client or another node has put here."""
+        return Blob(self.path(name))
+
+    def take_over(self, mesh_id: str, name: str) -> Blob:
+        """Own content that a rank has written.
+
+        Raises:
+            OSError: it is not there.
+        """
+        path = self.directory / uuid.uuid4().hex
+        (self._paths.mail_of(mesh_id) / _checked(name)).rename(path)
+        return Blob(path)
+
+    def give(self, blob: Blob, mesh_id: str, rank: int) -> str:
+        """Link content for a rank, which removes its link; return the name.
+
+        Raises:
+            OSError: it can not be linked.
+        """
+        name = f"{rank}-received-{uuid.uuid4().hex}"
+        directory = self._paths.mail_of(mesh_id)
+        directory.mkdir(mode=0o700, exist_ok=True)
+        os.link(blob.path, directory / name)
+        return name
+
+    def lend(self, blob: Blob) -> str:
+        """Link content for a client, which removes its link or has it removed; return the name.
+
+        Raises:
+            OSError: it can not be linked.
+        """
+        name = uuid.uuid4().hex
+        os.link(blob.path, self.directory / name)
+        return name
+
+    def forget_rank(self, mesh_id: str, rank: int) -> None:
+        """A rank has ended: nobody reads what it was given."""
+        with contextlib.suppress(FileNotFoundError):
+            for name in os.listdir(self._paths.mail_of(mesh_id)):
+                if name.startswith(f"{rank}-"):
+                    _remove(self._paths.mail_of(mesh_id) / name)
+
+
+def _checked(name: str) -> str:
+    if not name or name != Path(name).name or name.startswith(".") or "\0" in name:
+        raise UsageError(f"bad blob name {name!r}")
+    return name
+
+
+def _remove(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        path.unlink()
 
 
 class Letter:
@@ -35,15 +132,6 @@ class Letter:
         return renamed
 
 
-def undelivered(sender: Address, receiver: Address, told: Undelivered) -> Letter:
-    """Return what tells who sent a message that it will not be answered."""
-    return _notice(sender, receiver, Notice(undelivered=told))
-
-
-def node_lost(sender: Address, receiver: Address, told: NodeLost) -> Letter:
-    """Return what tells a process that nothing comes from a node any more."""
-    return _notice(sender, receiver, Notice(node_lost=told))
-
-
-def _notice(sender: Address, receiver: Address, notice: Notice) -> Letter:
-    return Letter(Envelope(node=receiver.node, processes=[receiver.process], sender=sender, notice=notice))
+def notice(sender: Address, receiver: Address, told: Notice) -> Letter:
+    """Return what tells who sent a message that it will not be answered, or that nothing comes from a node any more."""
+    return Letter(Envelope(node=receiver.node, processes=[receiver.process], sender=sender, notice=told))

@@ -16,8 +16,7 @@ from monarch_nb.rpc.channel import OpenChannel, is_local  # isort: skip  (sets g
 import grpc
 
 from monarch_nb import config
-from monarch_nb.allocator.mail.blobs import Blob
-from monarch_nb.allocator.mail.letters import Letter
+from monarch_nb.allocator.mail.letters import Blob, Letter
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto.mail_pb2 import Envelope
 from monarch_nb.rpc.callers import acting_for
@@ -52,8 +51,8 @@ class Peers:
         on_lost: Callable[[str, str], None],
         on_returned: Callable[[Envelope, Exception], None],
     ) -> None:
-        self._open_channel, self._certificate = open_channel, certificate
-        self._on_lost, self._on_returned = on_lost, on_returned
+        self.open_channel, self.certificate = open_channel, certificate
+        self.on_lost, self.on_returned = on_lost, on_returned
         self._peers: dict[tuple[str, str], Peer] = {}
 
     def send(self, node: str, owner: str, letter: Letter) -> None:
@@ -63,8 +62,7 @@ class Peers:
             owner: of the reservation that it is about: it goes in their name. "" when that is not known.
         """
         if (node, owner) not in self._peers:
-            channel = RenewedChannel(functools.partial(self._open_channel, node), self._certificate)
-            self._peers[node, owner] = Peer(node, owner, channel, self._on_lost, self._on_returned)
+            self._peers[node, owner] = Peer(self, node, owner)
         self._peers[node, owner].send(letter)
 
     async def close(self) -> None:
@@ -75,19 +73,12 @@ class Peers:
 class Peer:
     """Another node, to which a stream is kept open from the first letter on."""
 
-    def __init__(
-        self,
-        node: str,
-        owner: str,
-        channel: RenewedChannel,
-        on_lost: Callable[[str, str], None],
-        on_returned: Callable[[Envelope, Exception], None],
-    ) -> None:
-        self._node, self._on_lost, self._on_returned = node, on_lost, on_returned
+    def __init__(self, peers: Peers, node: str, owner: str) -> None:
+        self._node, self._on_lost, self._on_returned = node, peers.on_lost, peers.on_returned
         self._metadata = acting_for(owner)
         self._letters: list[Letter] = []
         self._wake = asyncio.Event()
-        self._channel = channel
+        self._channel = RenewedChannel(functools.partial(peers.open_channel, node), peers.certificate)
         self._task = asyncio.create_task(self._keep_stream())
 
     def send(self, letter: Letter) -> None:

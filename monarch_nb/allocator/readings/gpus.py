@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import queue
 import threading
 import time
 from dataclasses import dataclass
 from typing import Any
 
-from monarch_nb.allocator.supervision import processes
+from monarch_nb.allocator.processes import processes
 from monarch_nb.config import cadence, patience
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import state_pb2
@@ -73,7 +72,7 @@ def _text(value: str | bytes) -> str:
 
 
 class GpuReader:
-    """Reads GPUs, in a thread of its own that nothing waits for: a call of the driver can hang.
+    """Reads GPUs, in threads of its own that nothing waits for: a call of the driver can hang.
 
     Args:
         gpus: as they were discovered.
@@ -81,10 +80,8 @@ class GpuReader:
 
     def __init__(self, gpus: list[pb.Gpu]) -> None:
         self._gpus = gpus
-        self._asked: queue.SimpleQueue[asyncio.Event] = queue.SimpleQueue()
         self._told: dict[int, tuple[float, pb.GpuReading]] = {}
         self._users: dict[int, list[_User]] = {}
-        self._thread: threading.Thread | None = None
         self._pending: asyncio.Event | None = None
         self._loop = asyncio.get_running_loop()
         self._driver = _Driver()
@@ -93,12 +90,9 @@ class GpuReader:
         """Return what each GPU does. One that does not answer says so."""
         if not self._gpus:
             return []
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._work, name="monarch_nb-nvml", daemon=True)
-            self._thread.start()
         if self._pending is None or self._pending.is_set():
             self._pending = asyncio.Event()
-            self._asked.put(self._pending)
+            threading.Thread(target=self._work, args=(self._pending,), name="monarch_nb-nvml", daemon=True).start()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(WAIT_S):
                 await self._pending.wait()
@@ -123,17 +117,13 @@ class GpuReader:
             return reading
         return pb.GpuReading(index=gpu.index, memory_total_bytes=gpu.memory_bytes, error=_SILENT)
 
-    def _work(self) -> None:
-        while True:
-            done = self._asked.get()
-            for gpu in self._gpus:
-                reading, users = self._driver.read(gpu)
-                self._told[gpu.index] = (time.monotonic(), reading)
-                self._users[gpu.index] = users
-            try:
-                self._loop.call_soon_threadsafe(done.set)
-            except RuntimeError:  # the allocator has ended
-                return
+    def _work(self, done: asyncio.Event) -> None:
+        for gpu in self._gpus:
+            reading, users = self._driver.read(gpu)
+            self._told[gpu.index] = (time.monotonic(), reading)
+            self._users[gpu.index] = users
+        with contextlib.suppress(RuntimeError):  # the allocator has ended
+            self._loop.call_soon_threadsafe(done.set)
 
 
 @dataclass(frozen=True)

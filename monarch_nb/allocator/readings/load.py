@@ -13,12 +13,23 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from monarch_nb.allocator.readings.facts import proportional_memory_bytes
 from monarch_nb.allocator.readings.gpus import GpuReader
 from monarch_nb.allocator.state.state import NodeState
 from monarch_nb.config import cadence
 from monarch_nb.errors import PoolError
 from monarch_nb.proto import allocator_pb2 as pb
+
+
+def proportional_memory_bytes(pid: int) -> int:
+    """Return the PSS of a process: its own memory and its share of what it shares; 0 when it is gone."""
+    try:
+        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+            if line.startswith("Pss:"):
+                return int(line.split()[1]) << 10
+    except OSError:
+        pass
+    return 0
+
 
 INTERVAL_S = cadence(0.9)
 """Younger readings are told again."""
@@ -136,7 +147,10 @@ class ProcessReader:
         mapped: dict[int, int] = {}
         for pid in pids:
             try:
-                ticks, mapped[pid] = self._ticks(pid), self._mapped_bytes(pid)
+                fields = (self._proc / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()
+                _, resident, shared, *_ = (self._proc / str(pid) / "statm").read_bytes().split()
+                ticks = int(fields[11]) + int(fields[12])
+                mapped[pid] = (int(resident) - int(shared)) * _PAGE_BYTES  # and does not share as a file
             except (OSError, ValueError, IndexError):
                 continue  # it has ended
             known = self._known.setdefault(pid, _Known(ticks, now_s))
@@ -161,15 +175,6 @@ class ProcessReader:
             if passed > 0 and now_s - before_s < _LONGEST_INTERVAL_S:
                 node.cpu = min(1.0, max(0.0, 1 - (idle_ticks - idle_before) / passed))
         self._machine = (now_s, all_ticks, idle_ticks)
-
-    def _ticks(self, pid: int) -> int:
-        fields = (self._proc / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()
-        return int(fields[11]) + int(fields[12])
-
-    def _mapped_bytes(self, pid: int) -> int:
-        """Return what a process has in memory and does not share as a file."""
-        _, resident, shared, *_ = (self._proc / str(pid) / "statm").read_bytes().split()
-        return (int(resident) - int(shared)) * _PAGE_BYTES
 
     def _measure(self, mapped: Mapping[int, int]) -> None:
         """Measure those whose last measurement is oldest, as many as there is time for."""

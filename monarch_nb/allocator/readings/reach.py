@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterable
 
 from monarch_nb.config import gap, patience
+from monarch_nb.ground.tasks import Tasks
 
 from monarch_nb.rpc.channel import OpenChannel  # isort: skip  (sets gRPC's environment before grpc is imported)
 import grpc
@@ -45,7 +46,7 @@ class Reach:
 
     def __init__(self, host: str, open_channel: OpenChannel) -> None:
         self._host, self._open_channel = host, open_channel
-        self._listening: set[asyncio.Task[None]] = set()
+        self._listening = Tasks()
 
     async def listen(self) -> pb.ListenReply:
         """Take one connection on the interface of collectives, for a few seconds.
@@ -70,9 +71,7 @@ class Reach:
             writer.close()
 
         server = await asyncio.start_server(swallow, self._host, 0)
-        task = asyncio.create_task(_close_later(server, answered))
-        self._listening.add(task)
-        task.add_done_callback(self._listening.discard)
+        self._listening.start(_close_later(server, answered))
         return pb.ListenReply(host=self._host, port=server.sockets[0].getsockname()[1], token=token)
 
     async def probe(self, peers: Iterable[files_pb2.Peer], size_bytes: int) -> list[pb.PeerProbe]:

@@ -4,25 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from monarch_nb.allocator.leases.expiry import Expiry
 from monarch_nb.allocator.logs.output import RankFiles
 from monarch_nb.allocator.logs.stored import DROPPED_TOGETHER, drop_oldest, stored_outputs
-from monarch_nb.allocator.recovery.records import Records
-from monarch_nb.allocator.sessions.audience import Audience
-from monarch_nb.allocator.sessions.sessions import Session
-from monarch_nb.allocator.state.rights import Right
+from monarch_nb.allocator.state.lease import Right
 from monarch_nb.allocator.state.runs import Effect, Mesh, RankFinished, RunDropped, StartRun
-from monarch_nb.allocator.state.state import NodeState
-from monarch_nb.allocator.supervision.supervisor import RankProcess, Supervisor
-from monarch_nb.config import NodePaths, gap
-from monarch_nb.errors import AccessDenied, RunNotFound
+from monarch_nb.config import gap
+from monarch_nb.errors import AccessDenied, RunNotFound, UsageError
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2
 from monarch_nb.proto import worker_pb2 as wire
 from monarch_nb.rpc.status import error_to_json
+
+if TYPE_CHECKING:
+    from monarch_nb.allocator.node import Node
+    from monarch_nb.allocator.processes.supervisor import RankProcess
+    from monarch_nb.allocator.runs.sessions import Session
+
+KEPT_BUNDLE_BYTES = 4_000
+"""A collected result that is no larger is still there to be shown once more."""
 
 CALLS_PATIENCE_S = gap(5.0)
 """A client that is gone may be coming back so long; then what it called is over."""
@@ -32,30 +35,11 @@ EARLIER_PATIENCE_S = gap(2.0)
 
 
 class Runs:
-    """Carries out what the state decides of runs.
+    """Carries out what the state decides of runs."""
 
-    Args:
-        sessions: the clients, as they come and go.
-        expiry: told that a reservation is used.
-        remove: takes a directory away, in the background.
-        start_scripts: called with (mesh id, run id, ranks) where a run needs processes of its own.
-    """
-
-    def __init__(
-        self,
-        paths: NodePaths,
-        state: NodeState,
-        records: Records,
-        supervisor: Supervisor,
-        sessions: set[Session],
-        audience: Audience,
-        expiry: Expiry,
-        remove: Callable[[Path], None],
-        start_scripts: Callable[[str, str, list[int]], None],
-    ) -> None:
-        self._paths, self._state, self._records, self._supervisor = paths, state, records, supervisor
-        self._sessions, self._audience, self._expiry = sessions, audience, expiry
-        self._remove, self._start_scripts = remove, start_scripts
+    def __init__(self, node: Node) -> None:
+        self._node, self._paths, self._state, self._records = node, node.paths, node.state, node.records
+        self._supervisor, self._sessions, self._audience = node.supervisor, node.sessions, node.audience
         self._ending: dict[str, asyncio.TimerHandle] = {}
 
     # ---- what clients want ----
@@ -73,7 +57,7 @@ class Runs:
         is_new = not (known or is_calls or submit.run.output or mesh.is_running(submit.run.run_id))
         queued, effects = self._state.submit(submit, time.time())
         run = mesh.runs[submit.run.run_id]
-        self._expiry.used(mesh.spec.reservation_id)
+        self._node.leases.expiry.used(mesh.spec.reservation_id)
         if not known:
             self._records.note_number(submit.mesh_id, mesh.last_number)
             # Before a rank executes it: else the next allocator might not know which output it prints to.
@@ -115,7 +99,7 @@ class Runs:
     def withdraw(self, reservation_id: str, name: str, right: Right) -> None:
         """Somebody has another right to a reservation than before: what that does not cover ends, but for cells that
         run."""
-        meshes = [mesh for mesh in self._state.meshes.values() if mesh.spec.reservation_id == reservation_id]
+        meshes = self._state.meshes_of(reservation_id).values()
         if right < Right.RUN:
             for run in [run for mesh in meshes for run in mesh.queue if run.submit.owner == name and run.is_calls]:
                 self.end_calls(run.run_id)
@@ -127,6 +111,35 @@ class Runs:
         for session in self._sessions:
             if not session.may_read(reservation_id):
                 session.attached.discard(reservation_id)
+
+    # ---- values that are too large for a message ----
+
+    def blob_path(self, mesh_id: str, blob: str) -> Path:
+        """Return a blob's path; its name must be one plain file name."""
+        self._state.mesh(mesh_id)
+        if not blob or blob != Path(blob).name or blob.startswith("."):
+            raise UsageError(f"bad blob name {blob!r}")
+        return self._paths.blobs(mesh_id) / blob
+
+    def collected(self, run_ids: Iterable[str]) -> None:
+        """The client has the results of runs: nothing that is large need be kept."""
+        for run_id in run_ids:
+            self._collected(run_id)
+            self._node.stores.forget(run_id)
+
+    def _collected(self, run_id: str) -> None:
+        if mesh_id := self._state.collected(run_id):
+            run = self._state.meshes[mesh_id].runs[run_id]
+            if run.finished and run.submit.run.HasField("push"):  # the ranks have mapped it
+                self.blob_path(mesh_id, run.submit.run.push.blob).unlink(missing_ok=True)
+            for result in run.results.values():
+                if result.HasField("value_blob"):
+                    self.blob_path(mesh_id, result.value_blob).unlink(missing_ok=True)
+                result.ClearField("value")
+                if len(result.bundle_json) > KEPT_BUNDLE_BYTES:
+                    result.ClearField("bundle_json")
+            self._records.run_changed(mesh_id, run_id)
+            self._records.flush_soon()
 
     # ---- calls ----
 
@@ -194,18 +207,18 @@ class Runs:
                 self._records.delete_run(effect.mesh_id, effect.run_id)
                 self._audience.forget(effect.run_id)
         for (mesh_id, run_id), ranks in scripts.items():
-            self._start_scripts(mesh_id, run_id, ranks)
+            self._node.scripts.start(mesh_id, run_id, ranks)
 
     def _finish(self, effect: RankFinished) -> None:
         mesh = self._state.meshes[effect.mesh_id]
         run = mesh.runs[effect.run_id]
-        self._expiry.used(mesh.spec.reservation_id)
+        self._node.leases.expiry.used(mesh.spec.reservation_id)
         self._records.run_changed(effect.mesh_id, effect.run_id)
         if run.output != run.number and not effect.result.untouched:
             RankFiles(self._paths.runs(effect.mesh_id), run.output, effect.result.rank).note_run(run.number)
         self._audience.rank_finished(run, effect.result)
         if run.finished and run.number % DROPPED_TOGETHER == 0:
-            drop_oldest(mesh, self._paths.runs(effect.mesh_id), self._remove)
+            drop_oldest(mesh, self._paths.runs(effect.mesh_id), self._node.files.removal.remove)
         self._records.flush_soon()
 
     def end_all(self, mesh_id: str, why: str) -> None:

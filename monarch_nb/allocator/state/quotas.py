@@ -6,14 +6,17 @@ nodes is told by these: `pb.Held` for each part.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from typing import Any
 
 from monarch_nb.errors import LimitReached
 from monarch_nb.ground.rank_sets import counted
 from monarch_nb.proto import allocator_pb2 as pb
+from monarch_nb.toml_lines import Problems, parse_toml
 
 KINDS = {"nodes": "node", "gpus": "GPU"}
 """What can be limited, and what one of it is called."""
@@ -113,10 +116,7 @@ def _reserved(parts: list[pb.Held]) -> Reserved:
     coming = Counter(part.node_rank for part in parts if not part.confirmed)
     nodes = sum(part.confirmed for part in parts) + sum(n - (place in places) for place, n in coming.items())
     return Reserved(
-        parts[0].owner,
-        parts[0].name,
-        max(nodes, *(part.nodes for part in parts), 1),
-        max(part.gpus for part in parts),
+        parts[0].owner, parts[0].name, max(nodes, *(part.nodes for part in parts), 1), max(part.gpus for part in parts)
     )
 
 
@@ -140,25 +140,6 @@ class Holdings:
         return {each.owner for each in self.reserved.values()}
 
 
-@dataclass(frozen=True)
-class Excess:
-    """What somebody would have that is above a limit.
-
-    Attributes:
-        entry: of the file: whose limit it is.
-        people: those whose holdings count. has: what these have without what was asked for. wants: that.
-    """
-
-    who: str
-    is_group: bool
-    kind: str
-    most: float
-    entry: str
-    people: Collection[str]
-    has: int
-    wants: int
-
-
 def check(quotas: Quotas, holdings: Holdings, reservation_id: str, groups_of: GroupsOf, file: str, node: str) -> None:
     """Let a reservation that is among those held stay, or raise.
 
@@ -174,26 +155,21 @@ def check(quotas: Quotas, holdings: Holdings, reservation_id: str, groups_of: Gr
         for kind, (most, entry) in quotas.limits_of(who, is_group=is_group).items():
             wants, total = asked.amount(kind), holdings.amount(kind, people)
             if wants and total > most:
-                excess = Excess(who, is_group, kind, most, entry, people, total - wants, wants)
+                whose = f"the group {who}" if is_group else who
+                of_entry = "" if entry == who else f', as the limit of "{entry}" says'
+                limit = f"{whose} may have {amount_of(kind, most)} at most{of_entry}"
+                held = [
+                    f"{one.name}{f' ({one.owner})' if is_group else ''} {amount_of(kind, one.amount(kind))}"
+                    for one in holdings.reserved.values()
+                    if one is not asked and one.owner in people and one.amount(kind)
+                ]
+                has, less = "", "ask for less"
+                if held:
+                    has = f" holds {amount_of(kind, total - wants)} ({', '.join(held)}),"
+                    less = "release what is not needed, or ask for less"
                 who_can = f"{quotas.contact or 'whoever runs the allocators'} can raise the limit, in {file} on {node}"
-                raise LimitReached(f"{_explained(excess, holdings, asked)}; {who_can}", who, kind, most, excess.has)
-
-
-def _explained(excess: Excess, holdings: Holdings, asked: Reserved) -> str:
-    kind = excess.kind
-    whose = f"the group {excess.who}" if excess.is_group else excess.who
-    of_entry = "" if excess.entry == excess.who else f', as the limit of "{excess.entry}" says'
-    limit = f"{whose} may have {amount_of(kind, excess.most)} at most{of_entry}"
-    wants = f"{asked.name} takes {amount_of(kind, excess.wants)}"
-    held = [
-        f"{one.name}{f' ({one.owner})' if excess.is_group else ''} {amount_of(kind, one.amount(kind))}"
-        for one in holdings.reserved.values()
-        if one is not asked and one.owner in excess.people and one.amount(kind)
-    ]
-    if not held:
-        return f"{limit}, and {wants}: ask for less"
-    has = f"holds {amount_of(kind, excess.has)} ({', '.join(held)})"
-    return f"{limit}, {has}, and {wants}: release what is not needed, or ask for less"
+                why = f"{limit},{has} and {asked.name} takes {amount_of(kind, wants)}: {less}; {who_can}"
+                raise LimitReached(why, who, kind, most, total - wants)
 
 
 def amount_of(kind: str, amount: float) -> str:
@@ -216,3 +192,79 @@ def standings(quotas: Quotas, holdings: Holdings, groups_of: GroupsOf, people: I
             has = holdings.amount(kind, members)
             found.append(pb.Standing(who=who, is_group=is_group, kind=kind, most=most, held=has, entry=entry))
     return found
+
+
+NO_LIMIT = "none"
+"""As a limit: what another entry says of it does not hold here."""
+_NAME = re.compile(r"[A-Za-z0-9_.@+*-]{1,64}")
+_TOP = ("contact", "nodes", "people", "groups")
+
+
+def read_quotas(text: str) -> tuple[Quotas, list[str]]:
+    """Return what a file says, and what is wrong with it: "line 3: ...", in the order of the lines. What is wrong
+    limits nothing."""
+    try:
+        content = parse_toml(text)
+    except ValueError as error:
+        return Quotas(), [str(error)]
+    reader = _Reader(text)
+    return reader.quotas(content), reader.told()
+
+
+class _Reader(Problems):
+    """Reads one file, and collects what is wrong."""
+
+    def quotas(self, content: Mapping[str, Any]) -> Quotas:
+        for key in content:
+            if key not in _TOP:
+                self.add((key,), f"there is no {key!r}: a file has {', '.join(_TOP)}")
+        return Quotas(
+            people=self._entries(content, "people"),
+            groups=self._entries(content, "groups"),
+            contact=self._text(content.get("contact", "")),
+            nodes=self._words(("nodes",), content.get("nodes", [])),
+        )
+
+    def _entries(self, content: Mapping[str, Any], section: str) -> tuple[Entry, ...]:
+        entries = content.get(section, {})
+        if not isinstance(entries, dict):
+            self.add((section,), f'{section} is a table of names, as in [{section}."alice"]')
+            return ()
+        return tuple(entry for name, told in entries.items() if (entry := self._entry(section, name, told)))
+
+    def _entry(self, section: str, name: str, told: Any) -> Entry | None:
+        if not _NAME.fullmatch(name):
+            self.add((section, name), f"{name!r} is no name: letters, digits and _.@+-, and * for any of them")
+            return None
+        if not isinstance(told, dict):
+            self.add((section, name), f'{name} is a table of limits, as in [{section}."{name}"]')
+            return None
+        members = None
+        if section == "groups" and "members" in told:
+            members = self._words((section, name, "members"), told["members"])
+        most = {}
+        for key, value in told.items():
+            if key == "members" and section == "groups":
+                continue
+            if key not in KINDS:
+                can_be = ", ".join([*KINDS, *(["members"] if section == "groups" else [])])
+                self.add((section, name, key), f"there is no {key!r}: limits are {can_be}")
+            elif value == NO_LIMIT:
+                most[key] = float("inf")
+            elif isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < float("inf"):
+                self.add((section, name, key), f'{key} is a number of at least 0, or "{NO_LIMIT}", not {value!r}')
+            else:
+                most[key] = float(value)
+        return Entry(name, most, members)
+
+    def _text(self, told: Any) -> str:
+        if isinstance(told, str):
+            return told
+        self.add(("contact",), f"contact is a text, not {told!r}")
+        return ""
+
+    def _words(self, path: tuple[str, ...], told: Any) -> tuple[str, ...]:
+        if isinstance(told, list) and all(isinstance(word, str) for word in told):
+            return tuple(told)
+        self.add(path, f"{path[-1]} is a list of texts, not {told!r}")
+        return ()

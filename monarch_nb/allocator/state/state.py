@@ -10,8 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from monarch_nb import config
-from monarch_nb.allocator.state.gpus import why_not_free
-from monarch_nb.allocator.state.limits import Limits, released
+from monarch_nb.allocator.state.lease import Limits, released, why_not_free
 from monarch_nb.allocator.state.runs import Effect, Mesh, RankSlot, Run, failure_of, name_of
 from monarch_nb.errors import (
     ATTACH_USES_IT,
@@ -24,6 +23,32 @@ from monarch_nb.errors import (
 from monarch_nb.ground.rank_sets import name_ranks
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import files_pb2, run_pb2
+
+
+@dataclass(frozen=True)
+class Identity:
+    """One node, as clients are told of it.
+
+    Attributes:
+        node_id: "node0"; unique in the pool.
+        address: where other nodes, and clients on other machines, reach it.
+        gpus: those that it offers.
+        python: the ranks', unless a mesh names another.
+        store_host: address of the interface on which stores and collectives listen.
+        interface: name of that interface.
+        isolated: it sees no files of clients, even when they are on this machine.
+        token: another one after every start.
+    """
+
+    node_id: str
+    address: str
+    gpus: list[pb.Gpu]
+    python: str
+    store_host: str
+    interface: str
+    isolated: bool
+    token: str
+
 
 MAX_ENDED = 50
 MAX_GIVEN_BACK = 1000
@@ -257,7 +282,7 @@ class NodeState:
             self._given_back[reservation_id, lease_id] = None
             while len(self._given_back) > MAX_GIVEN_BACK:
                 del self._given_back[next(iter(self._given_back))]
-        gone = [mesh_id for mesh_id, mesh in self.meshes.items() if mesh.spec.reservation_id == reservation_id]
+        gone = list(self.meshes_of(reservation_id))
         for mesh_id in gone:
             del self.meshes[mesh_id]
         return gone
@@ -266,8 +291,7 @@ class NodeState:
         """Whether a cell or script runs on a rank of a reservation."""
         return any(
             slot.running or slot.scripts
-            for mesh in self.meshes.values()
-            if mesh.spec.reservation_id == reservation_id
+            for mesh in self.meshes_of(reservation_id).values()
             for slot in mesh.ranks.values()
         )
 
@@ -282,7 +306,7 @@ class NodeState:
             ended_at=now,
             why=why,
             by=by,
-            mesh_ids=[mesh.spec.mesh_id for mesh in self.meshes.values() if mesh.spec.reservation_id == reservation_id],
+            mesh_ids=self.meshes_of(reservation_id),
         )
         while len(self.ended) > MAX_ENDED:
             del self.ended[next(iter(self.ended))]
@@ -298,6 +322,10 @@ class NodeState:
             if mesh_id in ended.mesh_ids:
                 raise released(ended)
         raise self.no_mesh(mesh_id)
+
+    def meshes_of(self, reservation_id: str) -> dict[str, Mesh]:
+        """Return the meshes of a reservation by id."""
+        return {key: mesh for key, mesh in self.meshes.items() if mesh.spec.reservation_id == reservation_id}
 
     def no_mesh(self, mesh_id: str) -> MeshNotFound:
         """Return why there is no mesh of an id."""
@@ -529,11 +557,10 @@ class NodeState:
     def withdraw(self, reservation_id: str, owner: str) -> list[Effect]:
         """Drop what somebody has submitted to the meshes of a reservation, where it has not begun."""
         effects: list[Effect] = []
-        for mesh in self.meshes.values():
-            if mesh.spec.reservation_id == reservation_id:
-                for run in [run for run in mesh.queue if run.submit.owner == owner]:
-                    effects += mesh.drop(run)
-                effects += mesh.advance()
+        for mesh in self.meshes_of(reservation_id).values():
+            for run in [run for run in mesh.queue if run.submit.owner == owner]:
+                effects += mesh.drop(run)
+            effects += mesh.advance()
         return effects
 
     def drop(self, mesh_id: str, run_ids: Sequence[str], by: str = "") -> tuple[list[str], list[Effect]]:

@@ -124,7 +124,7 @@ def _check_alone(path: Path, pool: str | None) -> int:
 
 def _checked(path: Path, pool: str | None) -> list[str]:
     """Return what is wrong with a file, as "FILE, line 3: ..."."""
-    from monarch_nb.allocator.state.quotas_file import read_quotas
+    from monarch_nb.allocator.state.quotas import read_quotas
 
     try:
         text = path.read_text()

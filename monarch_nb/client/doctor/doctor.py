@@ -29,7 +29,7 @@ from monarch_nb.worker.environment_report import Environment, describe
 ANSWER_TIMEOUT_S = patience(30.0)
 MEASURED_BYTES = 32 << 20
 """Sent from each node to the next."""
-_MACHINERY = ("ipykernel", "ipywidgets", "jupyter-server", "grpcio-tools", "grpcio-health-checking", "nvidia-ml-py")
+_MACHINERY = ("ipykernel", "ipywidgets", "jupyter-server", "grpcio-tools", "nvidia-ml-py")
 """What runs a notebook and its connections: it and what it needs say nothing about the user's program."""
 _ALWAYS_COMPARED = ("monarch-nb", "torch")
 

@@ -18,6 +18,7 @@ from monarch_nb.errors import NodeUnreachable
 from monarch_nb.ground.printing import put
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2
+from monarch_nb.proto import worker_pb2 as wire
 
 if TYPE_CHECKING:
     from monarch_nb.client.meshes.core import MeshCore
@@ -37,7 +38,7 @@ async def look_at(mesh: MeshCore, ranks: Sequence[int], last_s: float = 0) -> To
         MonarchNbError: the mesh is no longer there.
         NodeUnreachable: no node answers.
     """
-    asked = mesh.control(ranks, timeout_s=patience(2.0), looks=True, looks_s=last_s)
+    asked = mesh.control(ranks, timeout_s=patience(2.0), looks={"last_s": last_s})
     looks, told = await asyncio.gather(asked, _told(mesh))
     infos: dict[int, RankInfo] = {}
     gpus: dict[str, dict[int, pb.GpuReading]] = {}
@@ -58,7 +59,7 @@ async def look_at(mesh: MeshCore, ranks: Sequence[int], last_s: float = 0) -> To
     return TopTable(tuple(found), others=len(infos.keys() - set(ranks)))
 
 
-def _told_by(reply: pb.RankReply | None) -> run_pb2.Looks | None:
+def _told_by(reply: wire.ControlReply | None) -> run_pb2.Looks | None:
     """Return what a rank said; None when it did not answer, or is of a version that does not know the question."""
     return reply.looks if reply is not None and reply.HasField("looks") else None
 

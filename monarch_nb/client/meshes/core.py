@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 from weakref import WeakMethod, WeakValueDictionary, finalize
 
-from monarch_nb.allocator.state.limits import released
+from monarch_nb.allocator.state.lease import released
 from monarch_nb.branches.layout import nodes_of
 from monarch_nb.client.connections.asking import answers
 from monarch_nb.client.connections.bridge import post
@@ -27,6 +27,7 @@ from monarch_nb.ground.ranges import Ranges
 from monarch_nb.ground.rank_sets import format_ranks, listed, name_ranks
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2
+from monarch_nb.proto import worker_pb2 as wire
 from monarch_nb.provision.jobs import job_of_pool
 from monarch_nb.shape import Extent
 from monarch_nb.times import time_of_day
@@ -330,12 +331,27 @@ class MeshCore:
         return [mesh for mesh in meshes if mesh.mesh_id == self.mesh_id]
 
     async def control(
-        self, ranks: Iterable[int], *, timeout_s: float = patience(5.0), **message: Any
-    ) -> dict[int, pb.RankReply]:
-        """Ask or tell the control threads of ranks; those that did not answer are missing."""
+        self,
+        ranks: Iterable[int],
+        *,
+        timeout_s: float = patience(5.0),
+        run_id: str = "",
+        kill: bool = False,
+        **asked: Any,
+    ) -> dict[int, wire.ControlReply]:
+        """Ask or tell the control threads of ranks; those that did not answer are missing.
+
+        Args:
+            run_id: of a script: its processes are meant.
+            kill: end them instead.
+            asked: the field of ControlRequest, with what it says; True: nothing.
+        """
+        told = {kind: {} if said is True else said for kind, said in asked.items()}
+        question = wire.ControlRequest(**told) if told else None
 
         async def one(node: int, on_node: list[int]) -> list[pb.RankReply]:
-            request = pb.ControlRanksRequest(mesh_id=self.mesh_id, ranks=on_node, timeout_s=timeout_s, **message)
+            request = pb.ControlRanksRequest(mesh_id=self.mesh_id, ranks=on_node, question=question)
+            request.timeout_s, request.run_id, request.kill = timeout_s, run_id, kill
             try:
                 reply = await self.connection_of(on_node[0]).unary("Control", request, timeout_s + 2)
             except NodeUnreachable:
@@ -343,7 +359,7 @@ class MeshCore:
             return list(reply.replies)
 
         replies = await asyncio.gather(*(one(node, on_node) for node, on_node in self.by_node(ranks).items()))
-        return {reply.rank: reply for node in replies for reply in node if reply.answered}
+        return {reply.rank: reply.reply for node in replies for reply in node if reply.answered}
 
     async def where(
         self, ranks: Iterable[int], run_id: str = "", *, is_urgent: bool = True
@@ -360,7 +376,7 @@ class MeshCore:
             found, unheard = await self.session.where(asked, run_id)
             left.difference_update(asked)
             left |= unheard if is_urgent else set()
-        replies = await self.control(sorted(left), timeout_s=patience(1.0), where=True, run_id=run_id)
+        replies = await self.control(sorted(left), timeout_s=patience(1.0), where={"run_id": run_id}, run_id=run_id)
         return found | {rank: reply.where for rank, reply in replies.items()}
 
     async def kill_script(self, run_id: str, ranks: Iterable[int]) -> None:
@@ -385,8 +401,8 @@ class MeshCore:
             peer_died: a rank of the run has: groups of NCCL have lost a peer, and do not notice it.
         """
         chosen = self.ranks if ranks is None else ranks
-        told = {"last_run": last_run, "if_torn": if_torn, "peer_died": peer_died}
-        await self.control(chosen, timeout_s=patience(2.0), abort_groups=reason, **told)
+        abort = wire.AbortGroups(reason=reason, last_run=last_run, if_torn=if_torn, peer_died=peer_died)
+        await self.control(chosen, timeout_s=patience(2.0), abort_groups=abort)
 
     async def restart(self, ranks: Iterable[int]) -> None:
         """Replace ranks by fresh ones and abort the survivors' groups; nothing is replaced while one's node is away."""

@@ -20,6 +20,7 @@ from monarch_nb.config import MAIN_MESH, MONARCH_MESH, cadence, patience
 from monarch_nb.errors import NodeUnreachable
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2
+from monarch_nb.proto import worker_pb2 as wire
 
 LOOK_S = cadence(0.1)
 """So often it is asked whether endpoints have ended: nothing tells that to who did not call them."""
@@ -43,7 +44,7 @@ class InterruptedActors:
         self,
         core: MeshCore,
         suffix: str,
-        before: Mapping[int, pb.RankReply],
+        before: Mapping[int, wire.ControlReply],
         restarted: Sequence[int],
     ) -> None:
         self._core, self._suffix, self._before, self._restarted = core, suffix, before, restarted
@@ -119,11 +120,11 @@ async def executing(core: MeshCore, ranks: Iterable[int]) -> list[str]:
     return list(dict.fromkeys(places))
 
 
-def _executing(told: Mapping[int, pb.RankReply]) -> Iterator[tuple[int, run_pb2.ActorStatus]]:
+def _executing(told: Mapping[int, wire.ControlReply]) -> Iterator[tuple[int, run_pb2.ActorStatus]]:
     return ((rank, actor) for rank, reply in told.items() for actor in reply.actors if actor.running)
 
 
-def _saving(told: Mapping[int, pb.RankReply]) -> dict[int, run_pb2.Where]:
+def _saving(told: Mapping[int, wire.ControlReply]) -> dict[int, run_pb2.Where]:
     """Return the ranks that save between two runs, and where that is."""
     return {rank: reply.where for rank, reply in told.items() if reply.where.line}
 

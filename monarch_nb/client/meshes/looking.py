@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from monarch_nb.client.connections.bridge import call, post
 from monarch_nb.client.pools.held import raise_if_released
@@ -20,6 +20,7 @@ from monarch_nb.config import patience
 from monarch_nb.errors import NodeUnreachable, PoolError, RankUnresponsive, RunNotFound
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2
+from monarch_nb.proto import worker_pb2 as wire
 from monarch_nb.provision.jobs import trouble, what_became
 
 if TYPE_CHECKING:
@@ -169,7 +170,7 @@ def complete(mesh: Mesh, code: str, cursor: int, rank: int | None = None) -> tup
     alive = mesh._alive()
     if not alive:
         return [], cursor
-    reply = _of_names(mesh, alive[0] if rank is None else rank, complete=pb.Completion(code=code, cursor=cursor))
+    reply = _of_names(mesh, alive[0] if rank is None else rank, complete={"code": code, "cursor": cursor})
     return list(reply.completions), reply.completion_start
 
 
@@ -181,7 +182,7 @@ def inspect(mesh: Mesh, name: str) -> tuple[str, int]:
     return "", mesh.ranks[0]
 
 
-def _of_names(mesh: Mesh, rank: int, **asked: pb.Completion | str) -> pb.RankReply:
+def _of_names(mesh: Mesh, rank: int, **asked: Any) -> wire.ControlReply:
     reply = call(mesh.core.control([rank], timeout_s=NAMES_TIMEOUT_S, **asked)).get(rank)
     if reply is None:
         raise RankUnresponsive(f"rank {rank} does not answer", [rank])

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from monarch_nb.allocator.state.gpus import until, why_not_free
+from monarch_nb.allocator.state.lease import until, why_not_free
 from monarch_nb.errors import CapacityError
 from monarch_nb.ground.rank_sets import counted
 from monarch_nb.proto import allocator_pb2 as pb

@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from monarch_nb import config
-from monarch_nb.allocator.state.limits import released
-from monarch_nb.allocator.supervision.pythons import python_identity
+from monarch_nb.allocator.state.lease import released
 from monarch_nb.client.connections.connection import Connection
 from monarch_nb.client.files.project import holds_home
 from monarch_nb.client.pools.choosing import Shape
-from monarch_nb.config import MAIN_MESH
+from monarch_nb.config import MAIN_MESH, python_identity
 from monarch_nb.errors import ATTACH_USES_IT, MonarchNbError, NodeUnreachable, ReservationConflict, ReservationNotFound
 from monarch_nb.ground.account import own_name
 from monarch_nb.ground.rank_sets import listed

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from monarch_nb.allocator.state.limits import how_it_ended
+from monarch_nb.allocator.state.lease import how_it_ended
 from monarch_nb.client.connections.decoding import result_event
 from monarch_nb.client.pools.choosing import Shape
 from monarch_nb.client.pools.held import HeldReservation, start_directory

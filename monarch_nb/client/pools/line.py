@@ -1,7 +1,7 @@
 """Waiting for slots that others hold: this client's place in the line, and its turn.
 
-Each node has a line (monarch_nb.allocator.leases.line), and a client stands in all of them while it waits, with a
-ticket that the pool's first node has given it, or the next one when that is away. A node that comes back may not know
+Each node has a line (monarch_nb.allocator.reservations.queue), and a client stands in all of them while it waits, with
+a ticket that the pool's first node has given it, or the next one when that is away. A node that comes back may not know
 all who wait yet, so the place is the last one that any node tells: who has the lowest ticket is the first everywhere.
 Only the first tries to reserve, when some node says that slots came free, or, where no node can know of it
 (a node is there again, a program has left a GPU), now and then. Nothing is leased meanwhile.

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from weakref import WeakMethod
 
-from monarch_nb.allocator.state.limits import released
+from monarch_nb.allocator.state.lease import released
 from monarch_nb.client.connections.bridge import call, post
 from monarch_nb.client.connections.connection import Connection
 from monarch_nb.client.connections.events import TIME_NOTICE, Notice

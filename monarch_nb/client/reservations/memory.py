@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from monarch_nb import config
-from monarch_nb.allocator.supervision.processes import identify
+from monarch_nb.allocator.processes.processes import identify
 from monarch_nb.errors import PoolError
 
 if TYPE_CHECKING:

@@ -22,6 +22,7 @@ from monarch_nb.config import MONARCH_MESH, patience
 from monarch_nb.errors import MonarchNbError, NoSuchMesh, TargetError, UsageError
 from monarch_nb.ground.rank_sets import name_ranks
 from monarch_nb.proto import allocator_pb2 as pb
+from monarch_nb.proto import worker_pb2 as wire
 from monarch_nb.times import duration
 from monarch_nb.worker.saving.asked import LoadReport, SaveReport
 
@@ -206,7 +207,7 @@ class Meshes(Mapping[str, Mesh]):
     async def actor_infos(self) -> list[ActorInfo]:
         """Ask all ranks for their actors; those that do not answer are missing."""
 
-        async def ask(mesh: Mesh) -> tuple[str, dict[int, pb.RankReply]]:
+        async def ask(mesh: Mesh) -> tuple[str, dict[int, wire.ControlReply]]:
             ranks = [rank for rank in mesh.ranks if rank not in mesh.core.dead]
             try:
                 return mesh.name, await mesh.core.control(ranks, timeout_s=patience(1.0), actors=True)

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
-from monarch_nb.allocator.state.limits import released
+from monarch_nb.allocator.state.lease import released
 from monarch_nb.client.connections import events
 from monarch_nb.client.connections.connection import Connection
 from monarch_nb.client.pools.pool import pool_object

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from monarch_nb.allocator.state.gpus import why_not_free
-from monarch_nb.allocator.state.limits import Limits, how_it_ended
+from monarch_nb.allocator.state.lease import Limits, how_it_ended, why_not_free
 from monarch_nb.client.pools.infos import RIGHTS, RankInfo, infos_of_node, run_infos
 from monarch_nb.client.reservations.memory import Memory, choose
 from monarch_nb.client.saving.autosaves import when_saved

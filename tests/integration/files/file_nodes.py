@@ -8,15 +8,15 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import MagicMock, Mock
 
+from monarch_nb.allocator.api.guard import Guard
+from monarch_nb.allocator.api.service import AllocatorService
 from monarch_nb.allocator.files.node_files import NodeFiles
-from monarch_nb.allocator.serving.service import AllocatorService
 from monarch_nb.client.connections.connection import Connection
 from monarch_nb.client.files.transfer import Sender, Transfer
 from monarch_nb.config import NodePaths
 from monarch_nb.files.content import PIECE_BYTES, Piece, new_hash
-from monarch_nb.proto import allocator_pb2_grpc
 from monarch_nb.proto import files_pb2 as pb
 from monarch_nb.rpc.channel import make_server, open_channel
 
@@ -45,9 +45,9 @@ class FileNode:
     async def start(self) -> None:
         identity, state = SimpleNamespace(node_id=self.name), SimpleNamespace(lease=lambda _: None)
         node = Mock(identity=identity, files=self.files, state=state)
-        service = AllocatorService(node, Mock())  # nobody asks it for anything but files
+        access = MagicMock(node_id=self.name)  # nobody asks it for anything but files
         self.server = make_server()
-        allocator_pb2_grpc.add_AllocatorServicer_to_server(service, self.server)
+        Guard(AllocatorService(node, access), access, self.paths.directory).serve_on(self.server)
         self.server.add_insecure_port(self.address)
         await self.server.start()
         self._door = await asyncio.start_unix_server(self._let_through, self.door.removeprefix("unix:"))

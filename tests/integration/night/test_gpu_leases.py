@@ -13,7 +13,7 @@ import pytest
 from gpus import FakeGpus
 from integration.live import eventually, kill
 from leaks import wait_for_end
-from monarch_nb.allocator.supervision.processes import user_name
+from monarch_nb.allocator.processes.processes import user_name
 from monarch_nb.cli.main import main
 from monarch_nb.client.connections.bridge import call
 from monarch_nb.client.pools.pool import pool_named

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import errno
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from monarch_nb.allocator import node as node_module
+from monarch_nb.allocator.api.access import Access, Revoked
+from monarch_nb.allocator.memory.records import Records
 from monarch_nb.allocator.node import Node
-from monarch_nb.allocator.sessions.sessions import Session
-from monarch_nb.allocator.supervision.supervisor import RankProcess
+from monarch_nb.allocator.processes.supervisor import RankProcess
+from monarch_nb.allocator.runs.sessions import Session
+from monarch_nb.allocator.state.state import NodeState
 from monarch_nb.config import NodePaths
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2, state_pb2
@@ -53,6 +58,11 @@ class FakeSupervisor:
     @property
     def templates(self) -> FakeSupervisor:
         return self
+
+    ready, error = asyncio.Event(), ""
+
+    def keep_warm(self, *_: object) -> None:
+        pass
 
     async def template(self, *_: object) -> None:
         self.asked.set()
@@ -111,13 +121,19 @@ def make_node(directory: Path) -> NodeWithoutProcesses:
         return NodeWithoutProcesses(NodePaths(directory), "node0", procs=4, gpus=[], python="python", preload=[])
 
 
+def access_of(node: Node, node_id: str, address: str, revoked: Revoked | None = None) -> Access:
+    """Return who may do what on a node, which has this name and address."""
+    node.identity = dataclasses.replace(node.identity, node_id=node_id, address=address)
+    return Access(node, revoked)
+
+
 def reserve(node: Node, reservation_id: str = "r") -> None:
     node.leases.reserve(pb.ReserveRequest(reservation_id=reservation_id, name=reservation_id, owner="me", procs=2))
 
 
 def tell(node: NodeWithoutProcesses, result: run_pb2.RankResult) -> None:
     """A rank says what a run has come to."""
-    node._on_result(node.supervisor.ranks[MESH, result.rank], result)
+    node.on_result(node.supervisor.ranks[MESH, result.rank], result)
 
 
 def store_request() -> pb.HostStoreRequest:
@@ -146,6 +162,15 @@ def submit(node: Node, run_id: str, session: Session | None = None, number: int 
 
 def events(session: Session, kind: str) -> list[Any]:
     return [getattr(event, kind) for event in session._events if event.HasField(kind)]  # type: ignore[arg-type]
+
+
+def state_after_restart(node: Node) -> NodeState:
+    """Return what an allocator that is started again knows."""
+    again: Any = SimpleNamespace(paths=node.paths, state=NodeState(4), supervisor=FakeSupervisor())
+    records = Records(again)
+    records.read()
+    records.close()
+    return again.state  # type: ignore[no-any-return]
 
 
 def assert_nothing_left(node: NodeWithoutProcesses) -> None:

@@ -13,7 +13,7 @@ import pytest
 from monarch_nb import config
 from monarch_nb.allocator import __main__ as main
 from monarch_nb.allocator.node import Node
-from monarch_nb.allocator.supervision import processes
+from monarch_nb.allocator.processes import processes
 from monarch_nb.errors import PoolError
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from monarch_nb.allocator.recovery import records
+from monarch_nb.allocator.memory import records
 from monarch_nb.client.connections.events import Notice, Text
 from monarch_nb.errors import NodeUnreachable, RunFailed
 from unit.cluster.conftest import MakeCluster

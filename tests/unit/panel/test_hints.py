@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from monarch_nb.allocator.state.limits import released
+from monarch_nb.allocator.state.lease import released
 from monarch_nb.client.connections.connection import ALLOCATOR_DOWN, POOL_DOWN
 from monarch_nb.client.pools.choosing import Shape, choose_nodes
 from monarch_nb.client.pools.held import Asked, HeldReservation, check_same, not_found

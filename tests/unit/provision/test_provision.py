@@ -266,7 +266,7 @@ def test_an_allocator_that_removes_files_has_the_time_for_it(monkeypatch: pytest
             pass
 
     names = {1: "works", 2: "hangs"}
-    monkeypatch.setattr("monarch_nb.allocator.supervision.processes.identify", lambda pid: names[pid])
+    monkeypatch.setattr("monarch_nb.allocator.processes.processes.identify", lambda pid: names[pid])
     monkeypatch.setattr(daemons, "Watched", Process)
     monkeypatch.setattr(daemons, "shut_down", lambda address, keep_logs: address == "works")
     said: list[str] = []

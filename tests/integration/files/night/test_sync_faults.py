@@ -13,7 +13,7 @@ import pytest
 
 from integration.files.copies import Names, assert_same, copies, module, names_in
 from integration.live import client, kill
-from monarch_nb.allocator.files.workspace.manifest import Manifest
+from monarch_nb.allocator.files.mounts import Manifest
 from monarch_nb.client.connections.bridge import call
 from monarch_nb.client.reservations.reservation import Reservation
 from monarch_nb.client.reservations.reserve import reserve
@@ -272,7 +272,7 @@ def entry(path: bytes, **fields: object) -> pb.TreeEntry:
 
 
 def test_a_hostile_change_is_refused(synced: Reservation) -> None:
-    """Each that there is: unit/allocator/files/workspace/test_workspaces.py."""
+    """Each that there is: unit/allocator/files/test_workspaces.py."""
     Path("model.py").write_text(module(1))
     synced.sync()
     before = trees(synced)

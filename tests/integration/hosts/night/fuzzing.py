@@ -10,8 +10,7 @@ from typing import Any
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor, MethodDescriptor
 
-from monarch_nb.allocator.serving.guard import SERVICE
-from monarch_nb.allocator.serving.wellformed import IDS
+from monarch_nb.allocator.api.guard import IDS, SERVICE
 
 METHODS: tuple[MethodDescriptor, ...] = tuple(SERVICE.methods)
 DEPTH = 3

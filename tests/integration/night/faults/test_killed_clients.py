@@ -86,7 +86,7 @@ def half_made() -> list[str]:
     for node in local.nodes():
         database = f"file:{NodePaths(node.directory).database}?mode=ro"
         with contextlib.closing(sqlite3.connect(database, uri=True)) as records:
-            rows = records.execute("SELECT kind, key FROM record WHERE kind IN ('undertaking', 'owed')").fetchall()
+            rows = records.execute("SELECT kind, key FROM record WHERE kind IN ('undertaking', 'notice')").fetchall()
         found += [f"{node.node_id}: {kind} {key}" for kind, key in rows]
     statuses = [status for one in held() for _, status in one.nodes.values()]
     is_whole = len(statuses) in (0, 2) and all(status.confirmed for status in statuses)

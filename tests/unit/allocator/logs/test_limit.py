@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 from monarch_nb.allocator.logs import limit
-from monarch_nb.allocator.logs.kept import KeptLogs
 from monarch_nb.allocator.logs.limit import LogLimit, StoredFile, StoredOutput, choose, default_limit_bytes
 from monarch_nb.allocator.logs.output import RankFiles
-from monarch_nb.allocator.logs.stored import Dropped
+from monarch_nb.allocator.logs.stored import Dropped, KeptLogs
 from monarch_nb.config import LOG_LIMIT_VARIABLE, NodePaths
 from monarch_nb.errors import UsageError
 from monarch_nb.ground.frames import encode_frame

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from monarch_nb.allocator.mail.blobs import Blobs
+from monarch_nb.allocator.mail.letters import Blobs
 from monarch_nb.config import NodePaths
 from monarch_nb.errors import UsageError
 

@@ -40,7 +40,7 @@ class Office(PostOffice):
         super().__init__(HERE, lambda node, letter: self.forwarded.append((node, letter)), self.missing)
         self.ranks = [Shelf(), Shelf()]
         for rank, shelf in enumerate(self.ranks):
-            self.opened(f"m/{rank}", shelf)
+            self.opened(f"m/{rank}", shelf.put)
 
     def missing(self, process: str) -> Undelivered | None:
         return None if process == "m/2" else Undelivered(reason=f"no {process}")
@@ -62,7 +62,7 @@ def test_letters_for_a_process_that_is_being_started_wait_in_order() -> None:
     office, shelf = Office(), Shelf()
     for body in (b"1", b"2"):
         office.post(letter("m/2", body=body))
-    office.opened("m/2", shelf)
+    office.opened("m/2", shelf.put)
     office.post(letter("m/2", body=b"3"))
     assert shelf.bodies == [b"1", b"2", b"3"]
 
@@ -138,7 +138,7 @@ def test_nothing_is_awaited_from_a_node_after_all_its_answers() -> None:
 
 def test_the_end_of_a_mesh_is_that_of_all_its_processes() -> None:
     office, other = Office(), Shelf()
-    office.opened("m2/0", other)
+    office.opened("m2/0", other.put)
     office.post(letter("m/0 m/1", sender="m2/0", call=5))
     office.ended_all("m/", "released")
     assert [(told.call, told.reason) for told in other.undelivered] == [(5, "released"), (5, "released")]

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from gpus import FAKE_NVML, FakeGpus
+from monarch_nb.allocator.processes import processes
 from monarch_nb.allocator.readings import gpus as readers
 from monarch_nb.allocator.readings.gpus import GpuReader, discover_gpus, visible
-from monarch_nb.allocator.supervision import processes
 from monarch_nb.proto import allocator_pb2 as pb
 
 

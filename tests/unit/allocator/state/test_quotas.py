@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monarch_nb.allocator.state.quotas import Holdings, Quotas, check
-from monarch_nb.allocator.state.quotas_file import read_quotas
+from monarch_nb.allocator.state.quotas import Holdings, Quotas, check, read_quotas
 from monarch_nb.errors import LimitReached
 from monarch_nb.proto import allocator_pb2 as pb
 

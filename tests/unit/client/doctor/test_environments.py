@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from monarch_nb.allocator.files import tokens
+from monarch_nb.allocator.files import node_files
 from monarch_nb.client.doctor.environments import (
     NodeEnvironment,
     PipReport,
@@ -29,7 +29,7 @@ class FakeNode:
         await asyncio.sleep(0)
         if method == "DescribeEnvironment":
             return files_pb2.DescribeEnvironmentReply(json=f'{{"installs_into": "{self.place}"}}')
-        why_not = tokens.handle(request)
+        why_not = node_files.handle(request)
         return files_pb2.SeeTokenReply(seen=not why_not, why_not=why_not)
 
 

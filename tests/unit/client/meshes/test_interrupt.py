@@ -15,6 +15,7 @@ from monarch_nb.config import MAIN_MESH, MONARCH_MESH
 from monarch_nb.errors import MeshNotFound, NodeUnreachable
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2
+from monarch_nb.proto import worker_pb2 as wire
 
 
 class FakeNode:
@@ -76,8 +77,8 @@ class Harness:
     def part(self, mesh: str = MAIN_MESH) -> Part:
         return Part(self.core, range(4), self.runs, mesh)
 
-    async def control(self, ranks: list[int], **message: Any) -> dict[int, pb.RankReply]:
-        told = {rank: pb.RankReply(rank=rank, actors=self.actors.get(rank, [])) for rank in ranks}
+    async def control(self, ranks: list[int], **message: Any) -> dict[int, wire.ControlReply]:
+        told = {rank: wire.ControlReply(actors=self.actors.get(rank, [])) for rank in ranks}
         if message.get("interrupt_actors"):
             self.log.append("interrupt actors")
             self.actors = {} if self.stops else self.actors

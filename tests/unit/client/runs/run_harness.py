@@ -16,6 +16,7 @@ from monarch_nb.errors import RunNotFound
 from monarch_nb.ground.frames import pack_pickle
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2
+from monarch_nb.proto import worker_pb2 as wire
 
 
 class FakeConnection:
@@ -105,7 +106,7 @@ class FakeCore:
     async def abort_groups(self, reason: str, *, last_run: int) -> None:
         self.aborted.append((reason, last_run))
 
-    async def control(self, ranks: list[int], **message: Any) -> dict[int, pb.RankReply]:
+    async def control(self, ranks: list[int], **message: Any) -> dict[int, wire.ControlReply]:
         return {}
 
     async def where(self, ranks: list[int], run_id: str = "", *, is_urgent: bool = True) -> dict[int, run_pb2.Where]:
