@@ -398,7 +398,8 @@ class Keeper:
             if round_.is_first() and self._armed is armed and not self._is_no_news(verdict):
                 self._lines.append(f"not saved ({request.why}): {verdict}")
             return verdict
-        asked = list(self._urgent)  # who asks from now on wants a later save
+        is_written = request.is_last or not armed.background
+        asked = list(self._urgent) if is_written else []  # who asks from now on wants a later save
         self._wish = ""
         self._saved.clear()
         place, speaks = self._part.place, round_.is_first()

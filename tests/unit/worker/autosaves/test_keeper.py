@@ -161,6 +161,21 @@ def test_a_save_in_the_background_may_not_be_written_yet(make: Callable[..., Mes
     assert mesh.ask(0) == ["every step", "the end"]
 
 
+def test_a_save_in_the_background_that_is_under_way_is_not_the_last_one(make: Callable[..., Mesh]) -> None:
+    mesh = make(2)
+    mesh.arm(background=True)
+    mesh.execute(1, steps=1)
+    first, late = (rank.keeper for rank in mesh.ranks)
+    late.begin_run(2)  # who wants a save waits for it
+    first._wish = "every step"
+    first._wake.set()
+    mesh.idle_until(lambda: any(key.endswith("/request") for key in list(mesh.ranks[0].store.values)))
+    answered = mesh.ranks[0].ask("the end")
+    late.end_run()
+    mesh.idle_until(lambda: answered.is_set() and [*map(len, (rank.whys for rank in mesh.ranks))] in ([1, 1], [2, 2]))
+    assert mesh.ranks[0].whys == ["every step", "the end"]
+
+
 def test_a_node_that_asks_a_moment_later_than_another_has_its_save(make: Callable[..., Mesh]) -> None:
     mesh = make(2)
     mesh.arm()
