@@ -22,7 +22,14 @@ from monarch_nb.cli.saying import print_json, print_table, say, tell
 from monarch_nb.client.advice import here, read_in_terminal
 from monarch_nb.client.scripts.torchrun_flags import ABOUT_UNKNOWN
 from monarch_nb.config import DEFAULT_POOL, LOG_LINES, PROTOCOL, VERSION, default_pool, patience
-from monarch_nb.errors import MonarchNbError, PoolError, ReservationNotFound, UsageError
+from monarch_nb.errors import (
+    MonarchNbError,
+    PoolError,
+    ReservationExpired,
+    ReservationNotFound,
+    ReservationReleased,
+    UsageError,
+)
 from monarch_nb.ground.printing import discard, make_streams_safe
 from monarch_nb.notebook.syntax import declarations, flags, holding
 from monarch_nb.notebook.syntax.command_line import Command
@@ -230,6 +237,11 @@ def _handled(options: argparse.Namespace) -> int:
     except MonarchNbError as error:
         print(f"monarch-nb: {here(str(error))}", file=sys.stderr)
         return 1
+    except FileNotFoundError:
+        if os.stat(".").st_nlink:  # none when it has been removed
+            raise
+        print("monarch-nb: the directory of this terminal has been removed: cd to another one", file=sys.stderr)
+        return 1
     except KeyboardInterrupt as interrupt:
         said = here(str(interrupt))
         print(f"\nmonarch-nb: {': '.join(filter(None, ['interrupted', said]))}", file=sys.stderr)
@@ -421,12 +433,15 @@ def _check_named_pool(pool: str) -> None:
 def _logs(options: argparse.Namespace) -> int:
     from monarch_nb import attach
     from monarch_nb.client.logs.records import past_log
-    from monarch_nb.notebook.output.logs import nothing_line, past_lines, shown_logs
+    from monarch_nb.notebook.output.logs import nothing_kept, nothing_line, past_lines, shown_logs
 
     try:
         reservation = attach(options.name, pool=options.pool)
-    except ReservationNotFound:
+    except ReservationNotFound as error:
         past = past_log(options.name, options.pool, options.mesh, options.targets) if options.name else None
+        if past is None and isinstance(error, ReservationExpired | ReservationReleased):
+            say(nothing_kept(error))
+            return 0
         if past is None:
             raise
         if options.raw:

@@ -8,6 +8,7 @@ itself and is another one by now.
 from __future__ import annotations
 
 import builtins
+import enum
 import functools
 import io
 import pickle
@@ -20,6 +21,9 @@ from monarch_nb.ground.code_names import Sources, remember_sources, sources_of
 from monarch_nb.ground.pickling import Cached, Pickler
 
 _SIMPLE = (bool, int, float, complex, str, bytes, type(None))
+_CONTAINERS = (tuple, list, dict, set, frozenset)
+_LOOKED_INTO, _DEEPEST = 1000, 5
+"""Larger and deeper ones, which may hold themselves, are as equal as their types."""
 _theirs: set[int] = set()
 """Ids of the receiver's classes that stand for one that is being unpickled: they stay as they are."""
 
@@ -176,11 +180,17 @@ _WRAPPED = ("__func__", "fget", "func", "__wrapped__")
 """Where these have their function."""
 
 
-def _print_of(value: Any) -> object:
+def _print_of(value: Any, depth: int = 0) -> object:
     while isinstance(value, _WRAPPERS):
         value = next(getattr(value, name) for name in _WRAPPED if hasattr(value, name))
     if isinstance(value, FunctionType):
         value = value.__code__
     if isinstance(value, CodeType):
         return value.co_code, value.co_names, value.co_varnames, [_print_of(each) for each in value.co_consts]
-    return value if isinstance(value, _SIMPLE) else type(value).__qualname__
+    if isinstance(value, enum.Enum):
+        return value.name, _print_of(value.value)
+    if type(value) in _CONTAINERS and len(value) <= _LOOKED_INTO and depth < _DEEPEST:
+        items = value.items() if isinstance(value, dict) else value
+        printed = [_print_of(each, depth + 1) for each in items]
+        return sorted(printed, key=repr) if isinstance(value, (set, frozenset)) else printed
+    return value if type(value) in _SIMPLE else type(value).__qualname__

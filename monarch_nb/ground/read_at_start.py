@@ -11,7 +11,10 @@ from contextlib import contextmanager
 
 AT_START = ("PYTHON", "LD_", "MALLOC_", "GLIBC_", "LC_", "LANG")
 """How those begin that Python, the loader and libc read before any code of ours runs."""
-AT_IMPORT = ("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "BLIS_", "NUMEXPR_", "VECLIB_", "JE_", "MIMALLOC_", "TORCH")
+AT_IMPORT = (
+    *("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "BLIS_", "NUMEXPR_", "VECLIB_", "JE_", "MIMALLOC_", "TORCH"),
+    "TQDM_",  # it looks through all variables
+)
 """And those that libraries read in C when they are loaded. What modules read in Python, a template notes (`noting`)."""
 _WHEN_NEEDED = (
     *("PYTHONUNBUFFERED", "PYTHONBREAKPOINT", "PYTHONSTARTUP", "PYTHONINSPECT", "PYTHONIOENCODING"),

@@ -13,6 +13,7 @@ from monarch_nb.errors import ReservationExpired, ReservationReleased, RunFailed
 from monarch_nb.ground.code_names import not_first
 from monarch_nb.notebook.cells.cell import CellRunner
 from monarch_nb.notebook.cells.following import RunInterrupted
+from monarch_nb.notebook.cells.resuming import say_what_is_saved
 from monarch_nb.notebook.commands.files import FileCommands
 from monarch_nb.notebook.commands.subcommands import Subcommands
 from monarch_nb.notebook.mode import MeshMode
@@ -60,6 +61,7 @@ class MeshMagics(Magics):
             self._cells.run(line, cell)
         except (ReservationExpired, ReservationReleased) as error:
             self._session.end_is_said(error.name)
+            say_what_is_saved(self._session, error)
             raise
         except RunFailed:
             if cell is not None:

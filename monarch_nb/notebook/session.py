@@ -67,10 +67,10 @@ class KernelNames:
             if not is_name(name) or hasattr(builtins, name):
                 continue
             there: Any = self._namespace.get(name)
-            is_handle = type(there) is type(value)
+            is_handle = type(there) in map(type, values.values())
             if name not in self._namespace or self._is_ours(name) or (is_handle and _has_ended(there)):
                 self._namespace[name] = self._left[name] = value
-            elif not is_handle or there.id != value.id:
+            elif type(there) is not type(value) or there.id != value.id:
                 taken.append(name)
         if not taken:
             return ""
@@ -140,10 +140,10 @@ class Session:
         fold, show: how its cells show output (`%mesh fold`, `%mesh show`); None and "" where nothing was said.
         resume: how a cell goes on whose nodes the engine took back; None: it does not.
         show_time: shows below the last cell that the time of the reservation is nearly up, or was; False if it can not.
-        not_left: what is to be said of variables of the user's that have the names of what is held; empty for nothing.
 
     Args:
-        leave_names: leaves what is held among the kernel's variables; returns `not_left`.
+        leave_names: leaves what is held among the kernel's variables; returns what is to be said of variables of the
+            user's that have its names.
     """
 
     def __init__(
@@ -151,7 +151,8 @@ class Session:
     ) -> None:
         self.client = client
         self.notebook = notebook
-        self._leave_names, self.not_left = leave_names, ""
+        self._leave_names, self._not_left = leave_names, ""
+        self._said_of_names: set[str] = set()
         self.reservation: Reservation | None = None
         self.pool: str | None = None
         self.runs: dict[str, Run] = {}
@@ -186,7 +187,7 @@ class Session:
             same = memory if memory is not None and memory.reservation_id == reservation.id else None
             self.fold, self.show = (checked_fold(same.fold), same.show) if same else (None, "")
         self.reservation, self.pool = reservation, pool
-        self.not_left = self._leave_names(reservation)
+        self._not_left = self._leave_names(reservation)
         reservation.add_time_listener(lambda text: self._on_time(reservation.id, text))
         self._remember()
 
@@ -234,6 +235,12 @@ class Session:
     def take_unsaid(self) -> str:
         """Return what is to be said about the time of the reservation and could not be shown below a cell."""
         text, self._unsaid = self._unsaid, ""
+        return text
+
+    def take_not_left(self) -> str:
+        """Return what is to be said of variables of the user's that have the names of what is held, the first time."""
+        text = "" if self._not_left in self._said_of_names else self._not_left
+        self._said_of_names.add(text)
         return text
 
     @property

@@ -315,7 +315,8 @@ class Resize:
         except CapacityError as error:
             if job := jobs.job_of_pool(pool):
                 return f"asks {job.on} for {counted(lacking(shape, others), 'node')} more"
-            if becomes := provisioner.prospect(shape.nodes, shape.procs, [reply.node for reply in asked], pool=pool):
+            nodes, own = [reply.node for reply in asked], (self.held["name"], self.held["owner"])
+            if becomes := provisioner.prospect(shape.nodes, shape.procs, nodes, pool=pool, but=own):
                 return f"the {provisioner.title} becomes {becomes} for it"
             text = in_short(error) if others else "the pool has no other node that answers"
             if not others and provisioner.options(pool=pool):

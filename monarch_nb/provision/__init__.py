@@ -39,6 +39,9 @@ ENTRY_POINTS = "monarch_nb.provisioners"
 MOST_NODES, MOST_PROCS = 64, 256
 """What forms offer at most, and what is started by itself: more processes than this are a slip of the finger."""
 
+NOBODY = ("", "")
+"""Name and owner of no reservation."""
+
 Progress = Callable[[str], None]
 """Is told, line by line, what is being done."""
 
@@ -124,9 +127,17 @@ class Provisioner(Protocol):
         """Have that many nodes; return when they are ready."""
 
     def room(
-        self, nodes: int, procs: int, gpus: int, *, pool: str = DEFAULT_POOL, progress: Progress | None = None
+        self,
+        nodes: int,
+        procs: int,
+        gpus: int,
+        *,
+        pool: str = DEFAULT_POOL,
+        but: tuple[str, str] = NOBODY,
+        progress: Progress | None = None,
     ) -> AbstractContextManager[None]:
-        """Have room for a reservation, if that takes nothing from anybody; it is kept for the block."""
+        """Have room for a reservation, if that takes nothing from anybody; it is kept for the block. One that is to
+        have more, `but`, needs nodes besides its own."""
         return nullcontext()
 
     def steady(self, *, pool: str = DEFAULT_POOL, progress: Progress | None = None) -> AbstractContextManager[None]:
@@ -134,7 +145,13 @@ class Provisioner(Protocol):
         return nullcontext()
 
     def prospect(
-        self, nodes: int, procs: int, described: Sequence[pb.DescribeReply], *, pool: str = DEFAULT_POOL
+        self,
+        nodes: int,
+        procs: int,
+        described: Sequence[pb.DescribeReply],
+        *,
+        pool: str = DEFAULT_POOL,
+        but: tuple[str, str] = NOBODY,
     ) -> str:
         """Return what `room` would make of the pool, going by what nodes say; empty when it would change nothing."""
         return ""

@@ -17,6 +17,7 @@ from monarch_nb.config import DEFAULT_POOL, LOG_LIMIT_VARIABLE, POOL_VARIABLE, h
 from monarch_nb.errors import NoSuchPool
 from monarch_nb.ground.cpus import usable_cpus
 from monarch_nb.ground.rank_sets import counted
+from monarch_nb.provision import NOBODY
 from monarch_nb.times import duration
 from monarch_nb.trust.pools import pool_names
 
@@ -153,15 +154,24 @@ class Change:
 
 
 def change_for(
-    nodes: int, procs: int, described: Sequence[pb.DescribeReply], *, by_itself: bool, cores: int
+    nodes: int,
+    procs: int,
+    described: Sequence[pb.DescribeReply],
+    *,
+    by_itself: bool,
+    cores: int,
+    but: tuple[str, str] = NOBODY,
 ) -> Change | None:
     """Return how a local pool makes room for so many nodes and slots of each; None when it should not change: they
     fit, it would take something from somebody, or the pool is as somebody wanted it (not `by_itself`) and in use.
 
+    Nodes on which `but` holds something are not free: name and owner of a reservation that is to have more.
+
     All its nodes have the same slots: as few as are asked for, when more would be too much for the `cores`. GPUs do not
     grow: 0 `procs` fit.
     """
-    missing = nodes - sum(node.procs_free >= procs for node in described)
+    free = (node for node in described if all((each.reservation, each.owner) != but for each in node.holders))
+    missing = nodes - sum(node.procs_free >= procs for node in free)
     is_idle = not any(node.holders for node in described)
     if not procs or not described or missing <= 0:
         return None

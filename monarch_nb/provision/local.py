@@ -34,7 +34,7 @@ from monarch_nb.errors import CapacityError, NodeUnreachable, PoolError, UsageEr
 from monarch_nb.ground.cpus import usable_cpus
 from monarch_nb.ground.interrupting import at_waits, pause
 from monarch_nb.ground.rank_sets import counted, listed
-from monarch_nb.provision import MOST_NODES, MOST_PROCS, Node, Option, Progress
+from monarch_nb.provision import MOST_NODES, MOST_PROCS, NOBODY, Node, Option, Progress
 from monarch_nb.provision.known import (
     PoolShape,
     change_for,
@@ -148,7 +148,14 @@ class LocalProvisioner:
 
     @contextmanager
     def room(
-        self, nodes: int, procs: int, gpus: int, *, pool: str = DEFAULT_POOL, progress: Progress | None = None
+        self,
+        nodes: int,
+        procs: int,
+        gpus: int,
+        *,
+        pool: str = DEFAULT_POOL,
+        but: tuple[str, str] = NOBODY,
+        progress: Progress | None = None,
     ) -> Iterator[None]:
         """Make room for a reservation, as far as that takes nothing from anybody; until the block ends, nobody else
         changes the pool, or takes (see `steady`) what was made.
@@ -161,6 +168,7 @@ class LocalProvisioner:
             nodes: how many are asked for.
             procs, gpus: how many of one kind, of each node; 0 of the other.
             pool: its name.
+            but: name and owner of a reservation that is to have more nodes: its own are none of these.
             progress: told line by line what is being done.
 
         Raises:
@@ -181,7 +189,7 @@ class LocalProvisioner:
                 _check_gpus(nodes, gpus)
             with _locked(private_directory(directory), fcntl.LOCK_EX, say, "others are reserving"):
                 if before:
-                    _make_room(directory, before, nodes, procs, say)
+                    _make_room(directory, before, nodes, procs, but, say)
                 else:
                     asked = f"{counted(nodes, 'node')} × {counted(procs or gpus, 'proc' if procs else 'gpu')}"
                     say(f"no pool is up: starting a local one, {asked}")
@@ -203,7 +211,13 @@ class LocalProvisioner:
             yield
 
     def prospect(
-        self, nodes: int, procs: int, described: Sequence[pb.DescribeReply], *, pool: str = DEFAULT_POOL
+        self,
+        nodes: int,
+        procs: int,
+        described: Sequence[pb.DescribeReply],
+        *,
+        pool: str = DEFAULT_POOL,
+        but: tuple[str, str] = NOBODY,
     ) -> str:
         """Return what the pool would become in `room`, going by what its nodes say; empty when it would stay as it is.
 
@@ -213,7 +227,7 @@ class LocalProvisioner:
         """
         shape = read_shape(_checked_directory(pool))
         change = change_for(
-            nodes, procs, described, by_itself=shape is not None and shape.by_itself, cores=usable_cpus()
+            nodes, procs, described, by_itself=shape is not None and shape.by_itself, cores=usable_cpus(), but=but
         )
         return str(change or "")
 
@@ -393,7 +407,9 @@ def _may_heal(directory: Path, lost: Node, say: Progress) -> bool:
     return False
 
 
-def _make_room(directory: Path, before: Sequence[Node], nodes: int, procs: int, say: Progress) -> None:
+def _make_room(
+    directory: Path, before: Sequence[Node], nodes: int, procs: int, but: tuple[str, str], say: Progress
+) -> None:
     from monarch_nb.provision.daemons import describe
 
     shape = read_shape(directory)
@@ -402,7 +418,7 @@ def _make_room(directory: Path, before: Sequence[Node], nodes: int, procs: int, 
     except NodeUnreachable:  # nobody knows what it holds
         return
     if shape is None or not (
-        change := change_for(nodes, procs, described, by_itself=shape.by_itself, cores=usable_cpus())
+        change := change_for(nodes, procs, described, by_itself=shape.by_itself, cores=usable_cpus(), but=but)
     ):
         return
     shape = replace(shape, procs=change.procs, by_itself=True)

@@ -10,6 +10,7 @@ was forked from one that has imported it.
 
 import importlib.abc
 import importlib.machinery
+import importlib.util
 import os
 import subprocess
 import sys
@@ -155,6 +156,22 @@ def paths_of(environment: Mapping[str, str]) -> list[str]:
     named = environment.get("PYTHONPATH", "")
     paths = dict.fromkeys(os.path.abspath(path) for path in named.split(os.pathsep)) if named else {}
     return [*paths, *(path for path in _own if path not in paths)]
+
+
+def customize(environment: Mapping[str, str]) -> None:
+    """Execute what PYTHONPATH has for the start of each Python (`sitecustomize`), and the template has not executed:
+    tracers and coverage come so. As in Python, what it raises is told, and the program begins."""
+    paths = [os.path.abspath(path) for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path]
+    for name in ("sitecustomize", "usercustomize"):
+        spec = importlib.machinery.PathFinder.find_spec(name, paths)
+        if spec is None or spec.loader is None or spec.origin == getattr(sys.modules.get(name), "__file__", None):
+            continue
+        sys.modules[name] = module = importlib.util.module_from_spec(spec)
+        try:
+            spec.loader.exec_module(module)
+        except Exception as error:  # noqa: BLE001 -- of the user's
+            del sys.modules[name]
+            sys.stderr.write(f"Error in {name}; set PYTHONVERBOSE for traceback:\n{type(error).__name__}: {error}\n")
 
 
 def is_safe(environment: Mapping[str, str]) -> bool:

@@ -75,6 +75,8 @@ LAYOUTS = {
     "libraries-in-PYTHONPATH": Layout(environment={"PYTHONPATH": f"{sysconfig.get_path('stdlib')}:{{root}}/editable"}),
     "editable-by-path": Layout(("sub/train.py",), environment={"FINDS": "found_by_path"}),
     "editable-by-finder": Layout(("sub/train.py",), environment={"FINDS": "found_by_finder"}),
+    "customized-in-PYTHONPATH": Layout(environment={"PYTHONPATH": "/nowhere:{root}/customized"}),  # dd-trace-py 19140
+    "customized-badly": Layout(environment={"PYTHONPATH": "{root}/customized/badly"}),
     "safe": Layout(environment={"PYTHONSAFEPATH": "1"}),
     "safe-module": Layout(("-m", "train"), environment={"PYTHONSAFEPATH": "1", "PYTHONPATH": "{root}/project"}),
     "unsafe": Layout(environment={"PYTHONSAFEPATH": ""}),
@@ -94,6 +96,9 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("project/src/in_src.py", "editable/found_by_path.py", "editable/elsewhere/found_by_finder.py"):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).touch()
+    (root / "customized/badly").mkdir(parents=True)
+    (root / "customized/sitecustomize.py").write_text("import sys\nsys.path.append('/added')\n")
+    (root / "customized/badly/sitecustomize.py").write_text("import sys\nsys.path.append('/added')\n1 / 0\n")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", root / "venv"], check=True)
     [packages] = (root / "venv").glob("lib/python*/site-packages")
     (packages / "a_editable.pth").write_text(f"{root}/editable\n{root}/project\n")
@@ -133,3 +138,4 @@ def test_it_is_what_python_makes_of_it(name: str, root: Path, dev: Reservation) 
     told = Recorder()
     dev.mesh.start_script(script, listener=told).result(TIMEOUT_S)
     assert json.loads(told.text(0)) == json.loads(asked.stdout)
+    assert told.text(0, "stderr") == asked.stderr

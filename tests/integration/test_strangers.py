@@ -7,6 +7,7 @@ A case is a program; nothing of it is about monarch_nb. Comments at its head say
     # env: TZ=Asia/Tokyo     a variable of its environment (repeatable)
     # args: --lr 0.1         its arguments, as a shell splits them
     # ways: script live cell fresh processes, in live ranks, a %%mesh cell (default: script)
+    # press: ready          Ctrl-C when this line is on stdout (repeatable; of one rank)
 
 Compared are the output of each rank, the exit status and the files that it leaves. What differs by nature is left out:
 the directory's name, tracebacks (the cell has them, not stderr), and of torchrun's exit status all but whether it is 0.
@@ -17,8 +18,10 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +32,7 @@ from integration.live import TIMEOUT_S, Recorder
 from monarch_nb.cli.run import exit_status
 from monarch_nb.client.meshes.mesh import Mesh
 from monarch_nb.client.reservations.reservation import Reservation
+from monarch_nb.client.runs.run import Run
 from monarch_nb.client.scripts.script import Script
 
 STRANGERS = Path(__file__).resolve().parents[1] / "strangers"
@@ -49,12 +53,13 @@ class Case:
     procs: int = 1
     environment: tuple[tuple[str, str], ...] = ()
     arguments: tuple[str, ...] = ()
+    presses: tuple[str, ...] = ()
 
     @classmethod
     def read(cls, path: Path) -> Case:
         """Read a case's head."""
         lines = re.match(r"(#.*\n)*", path.read_text())[0].splitlines()
-        told = re.findall(r"^# (procs|env|args|ways): (.*)$", "\n".join(lines), re.MULTILINE)
+        told = re.findall(r"^# (procs|env|args|ways|press): (.*)$", "\n".join(lines), re.MULTILINE)
         one = dict(told)
         environment = [tuple(value.split("=", 1)) for key, value in told if key == "env"]
         return cls(
@@ -63,6 +68,7 @@ class Case:
             int(one.get("procs", "1")),
             tuple(environment),
             tuple(shlex.split(one.get("args", ""))),
+            tuple(value for key, value in told if key == "press"),
         )
 
 
@@ -143,12 +149,26 @@ def by_torchrun(case: Case) -> tuple[int, list[str], list[str]]:
 
 
 def started(words: list[str], case: Case) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | dict(case.environment)
-    done = subprocess.run(
-        words, capture_output=True, stdin=subprocess.DEVNULL, env=environment, timeout=TIMEOUT_S, check=False
-    )
-    stdout, stderr = (text.decode(errors="backslashreplace") for text in (done.stdout, done.stderr))  # with its \r
-    return subprocess.CompletedProcess(words, done.returncode, stdout, stderr)
+    environment, seen = os.environ | dict(case.environment), b""
+    with subprocess.Popen(
+        words,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment,
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # which a shell's `&` ignores
+    ) as process:
+        assert process.stdout is not None
+        for text in case.presses:  # a terminal sends it to the whole group
+            while f"{text}\n".encode() not in seen:
+                more = os.read(process.stdout.fileno(), 1 << 16)
+                assert more, f"it ended before {text!r}: {process.communicate()}"
+                seen += more
+            os.killpg(process.pid, signal.SIGINT)
+        rest, told = process.communicate(timeout=TIMEOUT_S)
+    stdout, stderr = (text.decode(errors="backslashreplace") for text in (seen + rest, told))  # with its \r
+    return subprocess.CompletedProcess(words, process.returncode, stdout, stderr)
 
 
 # ---- on ranks ----
@@ -158,17 +178,17 @@ def as_script(case: Case, request: pytest.FixtureRequest) -> tuple[int, list[str
     dev: Reservation = request.getfixturevalue("dev")
     mesh = dev.mesh.select(range(case.procs))
     script = Script(case.path.name, case.arguments, environment=dict(case.environment), directory=os.getcwd())
-    return ended(mesh, lambda mesh, told: mesh.start_script(script, listener=told))
+    return ended(case, mesh, lambda mesh, told: mesh.start_script(script, listener=told))
 
 
 def in_live_ranks(case: Case, request: pytest.FixtureRequest) -> tuple[int, list[str], list[str]]:
     script = Script(case.path.name, case.arguments, in_place=True)
-    return ended(live(case, request), lambda mesh, told: mesh.start_script(script, listener=told))
+    return ended(case, live(case, request), lambda mesh, told: mesh.start_script(script, listener=told))
 
 
 def in_a_cell(case: Case, request: pytest.FixtureRequest) -> tuple[int, list[str], list[str]]:
     code = case.path.read_text()
-    return ended(live(case, request), lambda mesh, told: mesh.submit(code, listener=told, on_error="abort"))
+    return ended(case, live(case, request), lambda mesh, told: mesh.submit(code, listener=told, on_error="abort"))
 
 
 def live(case: Case, request: pytest.FixtureRequest) -> Mesh:
@@ -177,12 +197,15 @@ def live(case: Case, request: pytest.FixtureRequest) -> Mesh:
     return held.mesh
 
 
-def ended(mesh: Mesh, start: Callable[[Mesh, Recorder], object]) -> tuple[int, list[str], list[str]]:
+def ended(case: Case, mesh: Mesh, start: Callable[[Mesh, Recorder], Run]) -> tuple[int, list[str], list[str]]:
     told = Recorder()
     run = start(mesh, told)
+    for text in case.presses:
+        told.wait_for_text(f"{text}\n")
+        threading.Thread(target=run.interrupt).start()  # it waits until the ranks are free
     assert run.wait(TIMEOUT_S)
     return (
-        exit_status(run),
+        exit_status(run, is_interrupted=bool(case.presses)),
         [told.text(rank) for rank in mesh.ranks],
         [told.text(rank, "stderr") for rank in mesh.ranks],
     )

@@ -78,7 +78,7 @@ def choose_nodes(
         fitting += [i for i, count in enumerate(free) if count < shape.per_node <= count + busy[i]]
     if len(fitting) >= shape.nodes:
         return sorted(fitting[: shape.nodes])
-    asked = counted(len(nodes) + len(silent), "node")
+    asked = counted(len(nodes) + len(silent), "other node" if besides else "node")
     fit = f"only {len(fitting)} of {asked} can take {counted(shape.per_node, shape.kind)}"
     lines = [f"{shape} asked for, but {fit}:"]
     for node, count, most in zip(nodes, free, total, strict=True):

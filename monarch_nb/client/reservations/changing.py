@@ -104,7 +104,7 @@ class Plan:
 
 def taking_turns(
     pool: Pool,
-    name: str,
+    facts: pb.ReservationStatus,
     shape: Shape,
     wait: bool | Duration,
     say: Progress,
@@ -114,18 +114,20 @@ def taking_turns(
     the rest does not reach and, if that is wanted, when others release what they hold.
 
     Args:
+        facts: of the reservation that is to have it.
         shape: of what is needed.
         wait: for what others hold, and how long.
         attempt: runs on the background loop.
     """
     longest_s = None if isinstance(wait, bool) else seconds_of(wait, "wait")
+    but = facts.name, facts.owner
 
     def take() -> T:
         return call(tried(attempt, say))
 
     if wait is False:
-        return with_room(pool, shape, say, take)
-    return in_line(pool, name, shape, longest_s, say, take)
+        return with_room(pool, shape, say, take, but)
+    return in_line(pool, facts.name, shape, longest_s, say, take, but)
 
 
 async def look(

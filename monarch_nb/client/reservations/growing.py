@@ -102,11 +102,12 @@ def grow(
         asking: how it may get nodes that are not free.
     """
     held, _ = call(look(pool, reservation_id, name))
+    facts = held.facts
     check_is_more(name, held.facts.nodes, nodes)
     more = total_of(nodes, held.facts.nodes) - held.facts.nodes
     if wanted_mesh(held, more, mesh) is None:
         return Resized(name, held.facts.nodes), held
-    shape = Shape(more, held.facts.procs, held.facts.gpus)
+    shape = Shape(more, facts.procs, facts.gpus)
 
     async def missing() -> tuple[int, float]:
         held, others = await look(pool, reservation_id, name)
@@ -129,7 +130,7 @@ def grow(
         return await _made(pool, held, plan, wanted.spec, record, say)
 
     def take(wait: bool | Duration) -> tuple[Resized, HeldReservation]:
-        return taking_turns(pool, name, shape, wait, say, attempt)
+        return taking_turns(pool, facts, shape, wait, say, attempt)
 
     resized, held = with_further_nodes(pool, asking, missing, say, take)
     said = [*end_jobs_of(pool, (), say).failures, end_with_first_job(pool, held)]

@@ -78,7 +78,8 @@ def replace(
     """
     looked = [call(_look(pool, reservation_id, name, asked, ()))]
     held, lost, _ = looked[0]
-    shape = Shape(len(lost), held.facts.procs, held.facts.gpus)
+    facts = held.facts
+    shape = Shape(len(lost), facts.procs, facts.gpus)
     before = [held.connections[place] for place in lost]
 
     async def missing() -> tuple[int, float]:
@@ -94,7 +95,7 @@ def replace(
         return await _put_in(pool, held, chosen, record, say)
 
     def take(wait: bool | Duration) -> tuple[list[Replaced], HeldReservation]:
-        return taking_turns(pool, name, shape, wait, say, attempt)
+        return taking_turns(pool, facts, shape, wait, say, attempt)
 
     replaced, held = with_further_nodes(pool, asking, missing, say, take)
     said = [*end_jobs_of(pool, before, say).failures, end_with_first_job(pool, held)]

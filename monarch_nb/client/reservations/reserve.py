@@ -57,7 +57,7 @@ def reserve(
     that holds nothing takes the shape that you ask for.
 
     Args:
-        name: of the reservation, by which you find it again.
+        name: of the reservation, by which you find it again; "main" by default.
         nodes: number of nodes.
         procs: CPU ranks per node. gpus: GPUs per node, one rank each. Give exactly one of the two.
         pool: name of an existing pool. Only the default local pool starts by itself.

@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from monarch_nb.client.connections.bridge import call, post
 from monarch_nb.client.files.project import find_root, read_settings
+from monarch_nb.client.meshes.core import MeshCore
 from monarch_nb.client.pools.answering import all_away
 from monarch_nb.client.pools.choosing import WAITING_HELPS, Shape
 from monarch_nb.client.pools.held import Asked, HeldReservation, check_same, not_whole
@@ -23,7 +24,7 @@ from monarch_nb.config import RANK_TOKEN_VARIABLE, SHARED_VARIABLE
 from monarch_nb.errors import CapacityError, PoolError, UsageError
 from monarch_nb.ground.places import Place
 from monarch_nb.proto import allocator_pb2 as pb
-from monarch_nb.provision import provisioner_of
+from monarch_nb.provision import NOBODY, provisioner_of
 from monarch_nb.provision.known import why_no_local_pool
 from monarch_nb.times import Duration, duration, seconds_of
 from monarch_nb.trust.identity import expiry_warning
@@ -128,8 +129,12 @@ def working_directory(directory: str | os.PathLike[str] | None, notebook: str | 
 T = TypeVar("T")
 
 
-def with_room(pool: Pool, shape: Shape, say: Progress, take: Callable[[], T]) -> T:
-    """Take what is free; else let the pool start, or make room, as far as that takes nothing from anybody."""
+def with_room(pool: Pool, shape: Shape, say: Progress, take: Callable[[], T], but: tuple[str, str] = NOBODY) -> T:
+    """Take what is free; else let the pool start, or make room, as far as that takes nothing from anybody.
+
+    Args:
+        but: name and owner of a reservation that is to have more nodes: its own are not free for it.
+    """
     with provisioner_of(pool.name).steady(pool=pool.name, progress=say), contextlib.suppress(CapacityError):
         if pool.is_up:
             return take()
@@ -137,22 +142,32 @@ def with_room(pool: Pool, shape: Shape, say: Progress, take: Callable[[], T]) ->
         raise PoolError(no_nodes(pool.name))
     if not pool.is_up and (others := other_pools(pool.name)):
         say(f"on this machine; {others}")
-    with provisioner_of(pool.name).room(shape.nodes, shape.procs, shape.gpus, pool=pool.name, progress=say):
+    room = provisioner_of(pool.name).room
+    with room(shape.nodes, shape.procs, shape.gpus, pool=pool.name, but=but, progress=say):
         return take()
 
 
-def in_line(pool: Pool, name: str, shape: Shape, longest_s: float | None, say: Progress, take: Callable[[], T]) -> T:
+def in_line(
+    pool: Pool,
+    name: str,
+    shape: Shape,
+    longest_s: float | None,
+    say: Progress,
+    take: Callable[[], T],
+    but: tuple[str, str] = NOBODY,
+) -> T:
     """The same, and when others hold what is missing, wait in line and try again at every turn.
 
     Args:
         longest_s: how long to wait; None for as long as it takes.
         take: leaves nothing leased when it raises.
+        but: as `with_room` has it.
 
     Raises:
         CapacityError: the pool will never have so much, or the time was up.
     """
     try:
-        return with_room(pool, shape, say, take)
+        return with_room(pool, shape, say, take, but)
     except CapacityError as error:
         missing = error
     line = Line(pool, name, shape, longest_s, say)
@@ -165,7 +180,7 @@ def in_line(pool: Pool, name: str, shape: Shape, longest_s: float | None, say: P
                 why = str(missing).replace(WAITING_HELPS, "")
                 raise CapacityError(f"waited {waited} in line, without success: {why}", waiting_helps=True) from None
             try:
-                return with_room(pool, shape, say, take)
+                return with_room(pool, shape, say, take, but)
             except CapacityError as error:
                 missing = error
         raise missing
@@ -247,6 +262,8 @@ async def _reserve(
         released = await release(held.connections.values(), held.reservation_id, by=where_here())
         for leftover in released.leftovers:
             say(str(leftover))
+        for core in MeshCore.of_reservation(held.reservation_id):
+            core.close()  # whoever of this process still has it knows that it is over
     elif pool.silent and not replace:
         _check_not_lost(pool, name, held_here)
     return await pool.reserve(name, asked.shape, options, terms, say), True

@@ -18,7 +18,7 @@ from monarch_nb.proto import run_pb2
 
 APART_AFTER_S = cadence(6.0)
 """So long ranks wait in the same places, while others are elsewhere, before it is said that they do."""
-FREES = "Press ■ (or %mesh interrupt) to free them; variables stay."
+FREES = "Press ■ (or %mesh interrupt) to free {them}; variables stay."
 ENDS_SCRIPT = "Press ■ (or %mesh interrupt) to end the script."
 ENDS = "This ends by itself in some seconds; variables stay."
 NOT_ON_RUN = "the run is not on"
@@ -86,6 +86,7 @@ def explain_waits(
     Example: `Stuck: ranks 0,2-3 wait in all_reduce (hang.py:5) for rank 1, which is at hang.py:6. Press ■ …`
     """
     sentence = _sentence(results, where, left_out, "waits", "wait", "is", "are")
+    what_to_do = what_to_do.format(them="it" if len(waiting_in(where)) == 1 else "them")
     way = f"; {_ON_ALL}" if NOT_ON_RUN in left_out.values() else ""
     return sentence and f"Stuck: {sentence}{way}. {what_to_do}"
 

@@ -20,13 +20,13 @@ from monarch_nb.client.debug.answering import Answering
 from monarch_nb.client.instruments.asked import checked, packed
 from monarch_nb.config import NONINTERACTIVE_VARIABLE
 from monarch_nb.errors import MonarchNbError, PickleError, RankFailure, RunFailed
-from monarch_nb.ground.code_names import mesh_flag
+from monarch_nb.ground.code_names import mesh_flag, run_name
 from monarch_nb.ground.interrupting import anywhere, at_waits
 from monarch_nb.ground.rank_sets import counted, name_ranks
 from monarch_nb.lines.templates import checked_fold
 from monarch_nb.notebook.cells.following import SCREEN, KernelEnds, RunInterrupted, RunTimeout, on_breakpoint, wait_for
 from monarch_nb.notebook.cells.instruments import CellInstrument, by_name, instruments_of, show_found
-from monarch_nb.notebook.cells.resuming import come_back, say_what_is_saved, taken_back
+from monarch_nb.notebook.cells.resuming import come_back, taken_back
 from monarch_nb.notebook.cells.scaling import ScalingCell, asks_for_scaling, group_of, plan_of
 from monarch_nb.notebook.cells.sent_files import FilesBeforeCells
 from monarch_nb.notebook.cells.unknown_names import known_elsewhere
@@ -67,6 +67,8 @@ class HowShown:
         on_breakpoint: what `breakpoint()` does in it, if that was said.
         instruments: the run's, of which the cell shows what they found.
         here: code for the kernel meanwhile.
+        of_others: the run as it is known, when it is none of this notebook's: that it failed is no failure here.
+        from_start: all of it is shown.
     """
 
     noblock: bool = False
@@ -79,6 +81,8 @@ class HowShown:
     on_breakpoint: OnBreakpoint | None = None
     instruments: Sequence[CellInstrument] = ()
     here: str | None = None
+    of_others: RunInfo | None = None
+    from_start: bool = False
 
     @classmethod
     def of(cls, parsed: Parsed) -> HowShown:
@@ -96,6 +100,10 @@ class HowShown:
             on_breakpoint=on_breakpoint(parsed),
             instruments=instruments_of(parsed),
         )
+
+
+_STOPPED = {"interrupted": "interrupted", "cancelled": "never ran"}
+"""What became of ranks that did not fail by themselves, by the kind of their failure."""
 
 
 class KernelCellFailed(MonarchNbError):
@@ -129,7 +137,6 @@ class CellRunner:
             except MonarchNbError as error:
                 plan = self._session.resume
                 if plan is None or not (why := taken_back(self._session, error)):
-                    say_what_is_saved(self._session, error)
                     raise
                 come_back(self._shell, self._session, plan, why)
 
@@ -238,7 +245,7 @@ class CellRunner:
         """Follow runs of the current reservation, one after the other.
 
         Raises:
-            RunFailed: the last of those that failed; the others' errors are shown.
+            RunFailed: the last of this notebook's runs that failed; the others' errors are shown.
             RunInterrupted: a run was interrupted.
         """
         failed: Failed = None
@@ -262,7 +269,12 @@ class CellRunner:
 
     def _follow(self, info: RunInfo, *, from_start: bool, block: bool) -> Failed:
         mesh = self._session.mesh(name=info.mesh or None).select(info.ranks)
-        how = HowShown(by=self._session.folds_by(len(mesh.ranks)), shown=self._session.shown_ranks(mesh))
+        how = HowShown(
+            by=self._session.folds_by(len(mesh.ranks)),
+            shown=self._session.shown_ranks(mesh),
+            of_others=None if is_own(info, self._session.notebook) else info,
+            from_start=from_start,
+        )
         view = self._view(info.ranks, how, background=not block, resumed=not from_start)
         run = self._session.runs.get(info.run_id)
         if run is not None and run.refusal:
@@ -355,7 +367,11 @@ class CellRunner:
         try:
             run.raise_failures()
         except MonarchNbError as error:
-            return error
+            if how.of_others is None or report is not None or not isinstance(error, RunFailed):
+                return error
+            if how.from_start:
+                sys.stderr.write("\n".join([*error._render_traceback_(), ""]))
+            show(calm_line(_ended_line(how.of_others, error)))
         return None
 
     def _leave_open(self, run: Run, view: RunView) -> None:
@@ -427,3 +443,14 @@ def _followed_line(info: RunInfo, from_start: bool) -> str:
     again = f"%mesh attach{mesh_flag(info.mesh)} --run {info.number}"
     earlier = "" if from_start else f"; without what was shown before: {again} shows all of it"
     return f"{info} · {name_ranks(info.ranks)} · submitted {ago} ago{' · finished' if info.done else ''}{earlier}"
+
+
+def _ended_line(info: RunInfo, failed: RunFailed) -> str:
+    """Return how a run of another notebook ended, which failed there."""
+    name = run_name(
+        info.number, info.cell_number, info.title, os.path.basename(info.notebook), owner=info.owner, mesh=info.mesh
+    )
+    ends = [f"{name_ranks(ranks)}: {_STOPPED.get(failure.kind, failure.line)}" for ranks, failure in failed.groups()]
+    logs = f"%mesh logs{mesh_flag(info.mesh)} --run {info.number}"
+    has_traceback = any(failure.kind == "error" for failure in failed.failures.values())
+    return f"{name} ended: {'; '.join(ends)}{f'. {logs} shows the traceback' if has_traceback else ''}"

@@ -81,14 +81,16 @@ def taken_back(session: Session, error: MonarchNbError) -> str:
 
 
 def say_what_is_saved(session: Session, error: MonarchNbError) -> None:
-    """Have the error of a cell whose time was up name the save that its ranks have left, if this computer sees one."""
+    """Have the error of a notebook whose time was up name the save that its ranks have left, if this computer sees
+    one."""
     held = session.reservation
-    if not isinstance(error, ReservationExpired) or not error.is_time_up or held is None:
+    if not isinstance(error, ReservationExpired) or not error.is_time_up or held is None or held.name != error.name:
         return
     armed = armed_here(held.mesh)
     directory = armed.directory if armed is not None else DEFAULT_DIRECTORY
     if (info := last_save(held, held.name, directory)) is not None:
-        say_too(error, f"its last save is of {info.when}: {info.way_back} loads that")
+        said = f"its last save is of {info.when}: {info.way_back} loads that"
+        say_too(error, *([said] if said not in str(error) else []))
 
 
 def come_back(shell: InteractiveShell, session: Session, plan: ResumePlan, why: str) -> None:

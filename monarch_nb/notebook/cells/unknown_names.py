@@ -5,6 +5,7 @@ kernel lacks: what to type then.
 from __future__ import annotations
 
 import ast
+import os
 import re
 from pathlib import Path
 from types import ModuleType
@@ -70,6 +71,8 @@ def known_elsewhere(failed: RunFailed, shell: InteractiveShell, script: Path | N
         if _NO_LINE.match(failure.message):
             return "%mesh is a line for the kernel: put it into a cell without %%mesh"
         lacks = _NO_MODULE.fullmatch(failure.message) if failure.name == ModuleNotFoundError.__name__ else None
+        if lacks and any(map(os.path.exists, (f"{lacks[1]}/__init__.py", f"{lacks[1]}.py"))):
+            return f"{lacks[1]} is in this directory, where a script below does not look: %mesh run --env PYTHONPATH=."
         if lacks:
             return f"{lacks[1]} is not installed there: %mesh pip install {_PACKAGES.get(lacks[1], lacks[1])}"
         unknown = _UNKNOWN.match(failure.message) if failure.name == "NameError" else None

@@ -44,7 +44,7 @@ from monarch_nb.notebook.commands.saving import end, last_save_line, list_saves,
 from monarch_nb.notebook.commands.scripts import run_command, run_script
 from monarch_nb.notebook.mode import MeshMode
 from monarch_nb.notebook.output.actors import actors_table
-from monarch_nb.notebook.output.logs import nothing_line, past_lines, shown_logs
+from monarch_nb.notebook.output.logs import nothing_kept, nothing_line, past_lines, shown_logs
 from monarch_nb.notebook.output.tables import (
     Shown,
     calm_line,
@@ -208,9 +208,26 @@ class Subcommands:
             if directory := parsed.text("save"):
                 lines.append(str(reservation.mesh.autosave(directory, at_end=True)))
             if steps:  # it is a new one
-                lines += filter(None, [self._session.not_left])
+                lines += [] if parsed.word else self._beside(reservation, before)
+                lines += filter(None, [self._session.take_not_left()])
                 lines += last_save_line(reservation, parsed.text("save"))
             progress.done("\n".join(lines))
+
+    def _beside(self, reservation: Reservation, before: Reservation | None) -> list[str]:
+        """Return a line that says what else of its shape is held, if that is one: the same may have been meant.
+
+        Args:
+            before: which cells went to until now; it is said already what goes back to that.
+        """
+        with contextlib.suppress(MonarchNbError):
+            infos = self._session.client.list_reservations(reservation.pool)
+            mine = [info for info in infos if info.held_by_me and info.reservation_id != reservation.id]
+            alike = [info.name for info in mine if shape(info) == shape(reservation)]
+            if len(alike) == 1:
+                is_said = before is not None and before.full_name == alike[0]
+                uses = "" if is_said else f" (%mesh attach {alike[0]} uses that)"
+                return [f"no name was given: this is {reservation.name}, beside {alike[0]} of the same shape{uses}"]
+        return []
 
     def _resume_plan(self, parsed: Parsed, reserve: Callable[..., Reservation]) -> ResumePlan | None:
         """Return how a cell goes on when the engine takes the nodes back, where it was said that it does."""
@@ -234,7 +251,7 @@ class Subcommands:
         said = same and (bool(runs) or self._session.reattached_in == self._shell.execution_count)
         if not said:  # `%load_ext` has said it, in a cell above or in this one
             line = attached_line(reservation)  # runs follow, each with a line of its own
-            show(calm_line("\n".join(filter(None, [line, self._session.not_left]))))
+            show(calm_line("\n".join(filter(None, [line, self._session.take_not_left()]))))
         if not runs and (last := self._session.last_cell(on)):
             if last.was_cancelled:
                 show(calm_line(f"{last} never ran: it was removed from the queue"))
@@ -433,7 +450,7 @@ class Subcommands:
             pool = held.pool if held and held.name == name else self._session.pool
             past = past_log(name, pool, parsed.text("mesh"), parsed.text("targets")) if name else None
             if past is None and isinstance(error, ReservationExpired | ReservationReleased):
-                show(calm_line(f"{error.name} has ended, and nothing that it printed is kept"))
+                show(calm_line(nothing_kept(error)))
                 return
             if past is None:
                 raise

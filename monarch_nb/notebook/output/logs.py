@@ -14,7 +14,7 @@ from monarch_nb.client.advice import here, named_here
 from monarch_nb.client.connections.events import Finished, Text
 from monarch_nb.client.meshes.printed import lines_written
 from monarch_nb.config import LOG_LINES
-from monarch_nb.errors import RunFailed
+from monarch_nb.errors import ReservationExpired, ReservationReleased, RunFailed
 from monarch_nb.ground.code_names import run_name, run_names
 from monarch_nb.ground.rank_sets import format_ranks, name_ranks
 from monarch_nb.lines.templates import FoldBy, default_fold
@@ -151,6 +151,16 @@ def nothing_line(mesh: Mesh, number: int | None) -> str:
     if not number:
         return "nothing was printed yet"
     return f"{next((info for info in mesh.past_runs() if info.number == number), run_name(number))} printed nothing"
+
+
+def nothing_kept(ended: ReservationExpired | ReservationReleased) -> str:
+    """Return what to say when a reservation has ended and no output of it is kept.
+
+    Example:
+        foo printed nothing that is kept; it was released at 14:02 in a terminal
+    """
+    how = f" {ended.by}" if isinstance(ended, ReservationReleased) else f": {ended.why}"
+    return f"{ended.name} printed nothing that is kept; it was released at {time_of_day(ended.ended_at)}{how}"
 
 
 class Endings:

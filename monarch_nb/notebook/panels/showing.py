@@ -200,8 +200,7 @@ def reservation_summary(view: Json, reservation_id: str, heading: str, part: Par
     held = view["reservations"].get(reservation_id)
     if held is None:
         ended = next((one["text"] for one in view["ended"] if one["id"] == reservation_id), "")
-        text = ended or view["pool"]["message"] or "it has been released"
-        return _block(heading, text, [], [])
+        return ended or _block(heading, view["pool"]["message"] or "it has been released", [], [])
     mesh = next(
         (each for each in held["meshes"] if (each["id"] == part.mesh_id if part else each["name"] == "main")), None
     )

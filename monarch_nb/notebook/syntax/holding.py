@@ -26,7 +26,9 @@ RESERVE = Command(
     "hold nodes and start ranks on them, or return to those already held",
     usage="[NAME] [--nodes N] --gpus N | --procs N",
     passes_on="flags for the engine of --on, as it takes them: -- --partition=a100",
-    words=Words("NAME", "its name; that of one that you hold returns to its live mesh", completes="reservation"),
+    words=Words(
+        "NAME", "its name (default: main); that of one that you hold returns to its live mesh", completes="reservation"
+    ),
     flags=(
         Flag("--nodes", "how many nodes (default: 1)", value="N", kind="count"),
         Flag("--gpus", "GPUs per node, one rank each", value="N", kind="count"),

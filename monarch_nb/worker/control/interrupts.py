@@ -27,6 +27,7 @@ from typing import Any
 
 from monarch_nb.config import cadence
 from monarch_nb.errors import GROUP_ABORTED, ProcessGroupAborted
+from monarch_nb.worker.control import children
 from monarch_nb.worker.groups import breaking, c10d, forming
 from monarch_nb.worker.mail import is_sending
 from monarch_nb.worker.shell.failures import RunInterrupted, interruption
@@ -283,6 +284,7 @@ class ActiveRun(Activity):
 
     Attributes:
         is_script: the process ends with it.
+        began_s: when, as `children.now_s` says it.
         has_status: its value is the exit status of a program, also when that failed.
         forced: the exception was forced on the main thread.
     """
@@ -291,6 +293,7 @@ class ActiveRun(Activity):
         main = threading.main_thread().ident or 0
         super().__init__(run_id=run_id, thread=main, makes_another=not is_script)
         self.is_script, self.has_status = is_script, is_script or has_status
+        self.began_s = children.now_s()
         self.forced = False
 
     @property
@@ -380,9 +383,12 @@ class Interrupter:
         if active.delivered and self._has_own_handler() and collective_of(active) and active.is_still():
             self._activities.free_if_hung(active)  # Python calls the handler, which was told before, only then
             return True
+        asked_s = children.now_s()
         active.request()
         active.forced = False
         self.press()
+        if active.run_id:
+            children.interrupt(active.began_s, asked_s)
         return True
 
     def between_runs(self, function: Callable[[], None]) -> None:

@@ -84,7 +84,8 @@ class Program:
                 status = _OUTPUT_LOST
         if status == 0:  # else what a traceback shows is kept, which Python deletes now as well
             error = None
-            sys.modules.pop("__main__", None)
+            for name in ("__main__", "__mp_main__"):
+                sys.modules.pop(name, None)
             call(gc.collect)  # calls destructors
         _write_open_files()
         if os.getpid() == self._pid:
@@ -93,7 +94,8 @@ class Program:
 
     def _run_main(self) -> None:
         code, main = self._load_module() if self._script.module else self._load_file()
-        sys.modules["__main__"] = main
+        call(imports.customize, os.environ)
+        sys.modules["__main__"] = sys.modules["__mp_main__"] = main
         call(exec, code, main.__dict__)
 
     def _load_file(self) -> tuple[CodeType, ModuleType]:
@@ -214,9 +216,9 @@ def _tell(error: BaseException | None, *, is_shown: bool) -> int:
         return exit_status(error)
     sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
     sys.last_exc = error  # type: ignore[attr-defined, unused-ignore]  # since Python 3.12
-    hook = getattr(sys, "excepthook", None)
     try:
-        if hook is None:
+        hook = getattr(sys, "excepthook", _say)
+        if hook is _say:
             _say("sys.excepthook is missing\n")
         elif hook is not sys.__excepthook__ or not is_shown:
             call(hook, type(error), error, error.__traceback__)

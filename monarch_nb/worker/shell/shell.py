@@ -271,6 +271,7 @@ class RankShell(InteractiveShell):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)  # type: ignore[no-untyped-call]
+        sys.modules["__mp_main__"] = sys.modules["__main__"]  # so spawned processes call it in what they send
         self._last_error = LastError()
 
     def take_script_error(self) -> BaseException | None:

@@ -15,7 +15,6 @@ Nothing here can block on a reader or fail for want of space: what a full disk r
 
 import asyncio
 import contextlib
-import fcntl
 import functools
 import hashlib
 import io
@@ -33,6 +32,7 @@ from typing import Any
 from monarch_nb.config import cadence, run_file
 from monarch_nb.ground.frames import encode_frame
 from monarch_nb.proto.run_pb2 import ON_BREAKPOINT_UNSPECIFIED, Cursor, Display, Mark
+from monarch_nb.worker.shell import descriptors
 
 _FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
 _THREAD_ATTRIBUTE = "_monarch_nb_run"
@@ -96,6 +96,7 @@ class RunOutput:
         self.shown: dict[str, bytes] = {}
         self._base = str(run_file(Path(directory), number, rank, ""))
         self._descriptors: list[int | None] = [None, None, None]
+        self._is_elsewhere = [False, False]
         self._lock = threading.RLock()
         self.last: int | None = None
         self.is_listed = False
@@ -117,13 +118,24 @@ class RunOutput:
     def redirect_descriptors(self) -> None:
         """Point file descriptors 1 and 2 at this run."""
         global _described
-        _described = self
+        before, _described = _described or self, self
         for kind in (0, 1):
-            os.dup2(self._descriptor(kind), kind + 1, inheritable=True)
+            before.turn(kind, is_elsewhere=False)
+            descriptors.plain_dup2(self._descriptor(kind), kind + 1, inheritable=True)
+
+    def follow(self, kind: int) -> None:
+        """Have what Python writes go where descriptor 1 or 2 points by now, which user code has moved."""
+        self.turn(kind, is_elsewhere=not descriptors.is_same_file(self._descriptor(kind), kind + 1))
+
+    def turn(self, kind: int, *, is_elsewhere: bool) -> None:
+        """Write to this run, or to where its descriptor 1 or 2 points."""
+        if is_elsewhere != self._is_elsewhere[kind] or is_elsewhere:
+            self._is_elsewhere[kind] = is_elsewhere
+            self._text[kind] = self.writers[kind] = None
 
     def has_descriptors(self) -> bool:
         """Return whether file descriptors 1 and 2 still are this run's: user code may have pointed them elsewhere."""
-        return all(_is_same_file(self._descriptor(kind), kind + 1) for kind in (0, 1))
+        return all(descriptors.is_same_file(self._descriptor(kind), kind + 1) for kind in (0, 1))
 
     def switch(self, kind: int) -> None:
         """Note in the marks that Python code writes to the other stream from here on."""
@@ -217,7 +229,8 @@ class RunOutput:
         with self._lock:
             if (made := self._text[kind]) is not None:  # by another thread
                 return made
-            raw = io.FileIO(self._descriptor(kind), "wb", closefd=False)
+            descriptor = kind + 1 if self._is_elsewhere[kind] else self._descriptor(kind)
+            raw = io.FileIO(descriptor, "wb", closefd=False)
             text = io.TextIOWrapper(
                 io.BufferedWriter(raw), "utf-8", "backslashreplace", newline="\n", line_buffering=True
             )
@@ -241,13 +254,13 @@ class RunOutput:
         path = self._base + kind
         try:
             try:
-                return _above_standard(os.open(path, _FLAGS, 0o600))
+                return descriptors.above_standard(os.open(path, _FLAGS, 0o600))
             except FileNotFoundError:
                 os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
-                return _above_standard(os.open(path, _FLAGS, 0o600))
+                return descriptors.above_standard(os.open(path, _FLAGS, 0o600))
         except OSError as error:  # a full disk, or no descriptors left
             self.notice = self.notice or f"output was lost: {error.strerror}: {path}"
-            return _nowhere()
+            return descriptors.nowhere()
 
     def _mark(self, mark: Mark) -> None:
         mark.stdout_bytes, mark.stderr_bytes = self._size_bytes(0), self._size_bytes(1)
@@ -259,7 +272,7 @@ class RunOutput:
     def __del__(self) -> None:
         self.flush()
         for descriptor in self._descriptors:
-            if descriptor is not None and descriptor != _nowhere():
+            if descriptor is not None and descriptor != descriptors.nowhere():
                 os.close(descriptor)
 
 
@@ -307,12 +320,6 @@ def captured(write: Callable[[str], object]) -> Iterator[None]:
 def is_captured() -> bool:
     """Return whether what is printed here is captured."""
     return isinstance(_run_of_context.get(None), CapturedOutput)
-
-
-@functools.cache
-def _nowhere() -> int:
-    """Return a descriptor that takes what can not be written; one for all, opened while there are some."""
-    return _above_standard(os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC))
 
 
 class RankLoop(asyncio.SelectorEventLoop):
@@ -371,16 +378,6 @@ def leave_output(token: Token[RunOutput]) -> None:
     _run_of_context.reset(token)
     if _described is output and output is not _newest and _newest is not None and output.has_descriptors():
         _newest.redirect_descriptors()
-
-
-def _above_standard(descriptor: int) -> int:
-    """Move a descriptor out of the place of a standard stream that user code has closed."""
-    if descriptor > 2:
-        return descriptor
-    try:
-        return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 3)
-    finally:
-        os.close(descriptor)
 
 
 class _Lasting(io.IOBase):
@@ -510,7 +507,7 @@ def install(output: RunOutput, on_text: Callable[[], None]) -> None:
         on_text: called when there is text that `flush_unflushed` will have to flush, once until it has.
     """
     begin_output(output)
-    _nowhere()
+    descriptors.nowhere()
     global _on_text
     _on_text = on_text
     sys.stdout = sys.__stdout__ = _streams["stdout"] = RunStream(0)  # type: ignore[misc, assignment]
@@ -524,6 +521,7 @@ def install(output: RunOutput, on_text: Callable[[], None]) -> None:
         start(thread)
 
     sys.addaudithook(_note_started_process)
+    descriptors.tell_of_moves(_flush_described, _follow_described)
     threading.Thread.start = start_with_run  # type: ignore[method-assign, assignment]
 
 
@@ -536,11 +534,14 @@ def _note_started_process(event: str, _: object) -> None:
             output.redirect_descriptors()
 
 
-def _is_same_file(descriptor: int, other: int) -> bool:
-    try:
-        return os.path.sameopenfile(descriptor, other)
-    except OSError:  # user code has closed it
-        return False
+def _flush_described() -> None:
+    if _described is not None:
+        _described.flush()
+
+
+def _follow_described(descriptor: int) -> None:
+    if _described is not None:
+        _described.follow(descriptor - 1)
 
 
 def _before_fork() -> None:

@@ -131,3 +131,28 @@ def test_in_a_notebook_the_cell_says_so(pool_home: Path, tmp_path: Path) -> None
     finally:
         kernel.kill()
     shutil.rmtree(pool_home / "notebooks")  # what is remembered of notebooks is meant to stay
+
+
+def test_a_reservation_that_leaves_slots_free_gets_the_nodes_that_are_missing(pool_home: Path) -> None:
+    reserve("wide", nodes=2, procs=2).release()
+    dev = reserve("dev", nodes=2, procs=1)
+    said: list[str] = []
+    assert dev.grow(3, progress=said.append).joined == ("node2",)
+    assert "the local pool has grown: now 3 nodes × 2 procs" in said
+    beside = reserve("beside", nodes=3, procs=1)
+    assert dev.grow(5, mesh="all").joined == ("node3", "node4")
+    assert dev.meshes["all"].run("rank").values == [0, 1, 2, 3, 4]
+    dev.release()
+    beside.release()
+
+
+def test_one_that_somebody_made_so_stays_so_while_something_is_held(pool_home: Path) -> None:
+    local.up(2, 2)
+    dev = reserve("dev", nodes=2, procs=1)
+    with pytest.raises(CapacityError, match=r"the pool 'local' has no other.*; monarch-nb up --nodes 3 adds nodes"):
+        dev.grow(3)
+    with pytest.raises(CapacityError, match="monarch-nb up --nodes 3 adds nodes"):
+        reserve("beside", nodes=3, procs=1)
+    local.up(3)
+    assert dev.grow(3).joined == ("node2",)
+    dev.release()

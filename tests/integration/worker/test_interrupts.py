@@ -24,6 +24,21 @@ class Slow:
 Slow()"""
 
 
+SWALLOWING_ONCE = "import time\ntry:\n    print('started')\n    time.sleep(100)\nexcept KeyboardInterrupt:\n    pass"
+
+COUNTING = """\
+import os, signal
+def start():
+    told, tells = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        signal.signal(signal.SIGINT, lambda *_: os.write(tells, b"x"))
+        os.write(tells, b"-")
+        while True: signal.pause()
+    os.read(told, 1)
+    return pid, told"""
+
+
 def start_and_wait(rank: RankProcess, code: str, marker: str = "started") -> RunSpec:
     """Start a cell and wait until it has printed `marker`."""
     spec = rank.submit(code)
@@ -219,6 +234,17 @@ def test_children_get_their_own_sigint(rank: RankProcess) -> None:
         "os.read(read, 1)\nos.kill(pid, signal.SIGINT)\nos.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])"
     )
     assert rank.ok(code) == 7
+
+
+def test_what_a_run_has_started_gets_its_interrupt_and_what_was_there_before_does_not(rank: RankProcess) -> None:
+    """As at Ctrl-C in a terminal and under torchrun, which is for a whole process group (pytorch's mnist_hogwild)."""
+    rank.ok(f"{COUNTING}\nolder, told_older = start()")
+    spec = start_and_wait(rank, "import time\nchild, told = start()\nprint('started')\ntime.sleep(100)")
+    assert interrupted(rank, spec).outcome == OUTCOME_INTERRUPTED
+    assert rank.ok("import select; select.select([told], [], [], 60); os.read(told, 9)") == b"x"
+    assert interrupted(rank, start_and_wait(rank, SWALLOWING_ONCE)).outcome == OUTCOME_OK
+    assert rank.ok("select.select([told_older, told], [], [], 0)[0]") == []
+    rank.ok("for each in (older, child): os.kill(each, 9), os.waitpid(each, 0)")
 
 
 def test_cleanup_that_waits_does_not_cost_the_group(template: TemplateProcess) -> None:

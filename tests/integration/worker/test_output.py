@@ -330,3 +330,10 @@ def test_an_update_that_changes_nothing_is_not_stored_again(rank: RankProcess) -
     assert len(rank.marks(1)) == 5
     rank.ok("handle.update(Chart('one'))")
     assert len(rank.marks(2)) == 1, "nobody knows whether the first cell still shows it"
+
+
+def test_what_a_cell_left_turned_away_shows_again_in_the_next(rank: RankProcess) -> None:
+    rank.ok("import os\nos.dup2(os.open(os.devnull, os.O_WRONLY), 1)\nprint('away')")
+    spec = rank.submit("print('here')")
+    assert rank.result().outcome == OUTCOME_OK
+    assert rank.text("out", spec.number) == "here\n"

@@ -25,6 +25,7 @@ from monarch_nb.errors import (
     NodeUnreachable,
     RankFailure,
     ReservationNotFound,
+    ReservationReleased,
     RunFailed,
 )
 from monarch_nb.proto import allocator_pb2 as pb
@@ -106,6 +107,17 @@ def test_without_a_pool_there_is_nothing_to_do(home: Path, capsys: pytest.Captur
             assert main(words.split()) == 0
             assert said in capsys.readouterr().out
     assert list(home.iterdir()) == []
+
+
+def test_a_directory_that_is_gone_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert main(["reserve", "dev", "--procs", "1"]) == 1
+    assert "has been removed: cd to another one" in capsys.readouterr().err
 
 
 def test_a_pool_that_is_named_must_be_there(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -374,6 +386,21 @@ def test_curves_of_what_has_ended_are_in_its_logs(
     assert capsys.readouterr().err == said
     assert main(["plot", "loss"]) == 1
     assert capsys.readouterr().err == "monarch-nb: nothing to attach to\n"
+
+
+def test_logs_of_what_was_released_and_printed_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def attach(name: str | None, *, pool: str) -> None:
+        raise ReservationReleased("foo was released: %mesh reserve foo makes a new one", "foo", "in a terminal", 1e9)
+
+    monkeypatch.setattr("monarch_nb.attach", attach)
+    monkeypatch.setattr(records, "past_log", lambda *_: None)
+    assert main(["logs", "foo"]) == 0
+    said = "foo printed nothing that is kept; it was released at "
+    told = capsys.readouterr().err
+    assert told.startswith(said)
+    assert told.endswith(" in a terminal\n")
 
 
 def test_a_pool_that_was_started_for_a_script_stays(

@@ -76,6 +76,7 @@ def test_a_release_needs_one_node_that_answers(make: MakeCluster) -> None:
     with pytest.raises(NodeUnreachable, match="%mesh release dev needs one that answers, and %mesh reserve dev --rep"):
         ann.reserve("dev")
     assert ann.reserve("dev", replace=True).mesh.run(KEPT).values == [None], "it begins anew on others"
+    assert not dev.mesh.core.is_over
     for node in lost:
         node.mend()
     cluster.until(lambda: ann.list() == ["dev", "dev"])
@@ -85,6 +86,14 @@ def test_a_release_needs_one_node_that_answers(make: MakeCluster) -> None:
     assert "then node" in "; ".join(map(str, dev.release()))
     lost[1].mend()
     cluster.until(lambda: ann.list() == ["dev"] and sum(living(cluster)) == 1)
+
+
+def test_one_that_another_replaces_has_ended_for_who_still_has_it(make: MakeCluster) -> None:
+    ann = make(2).client()
+    before = ann.reserve()
+    again = ann.reserve("dev", replace=True)
+    assert (before.mesh.core.is_over, again.mesh.core.is_over) == (True, False)
+    assert ann.list() == ["dev"]
 
 
 @pytest.mark.parametrize("number", [0, 1])

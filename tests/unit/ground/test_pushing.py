@@ -161,6 +161,24 @@ def test_a_class_whose_wrapped_method_was_edited_is_another_one(mains: Mains, wr
     assert mains.push("Net").Net is not theirs
 
 
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("class Kind(enum.Enum): A = 1", "class Kind(enum.Enum): A = 2"),
+        ("class Kind(enum.IntFlag): A = 1", "class Kind(enum.IntFlag): A = 2"),
+        ("class Kind(enum.StrEnum): A = 'a'", "class Kind(enum.StrEnum): A = 'b'"),
+        ("class Kind: A = [1, {2: (3,)}]", "class Kind: A = [1, {2: (4,)}]"),
+    ],
+)
+def test_a_class_whose_values_were_edited_is_another_one(mains: Mains, before: str, after: str) -> None:
+    pushed = []
+    for code in (before, before, after):
+        mains.define(mains.here, f"import enum\n{code}")
+        pushed.append(mains.push("Kind").Kind)
+    assert pushed[0] is pushed[1]
+    assert repr(pushed[2].A) == repr(mains.here.Kind.A)  # type: ignore[attr-defined]
+
+
 def test_an_array_may_have_the_name_of_a_class(mains: Mains) -> None:
     mains.define(mains.here, "import numpy as np\nnet = Net()\nNet = np.zeros(3)\n")
     assert mains.push("net").net.share == 0.2

@@ -24,7 +24,14 @@ BASE = {"LANG": "C", "HOME": "/home/ann"}
             "LC_ALL",
             "KMP_AFFINITY",
         ),
-        *("OMP_PROC_BIND", "MKL_NUM_THREADS", "TORCH_LOGS", "TORCH_DISTRIBUTED_DEBUG", "TORCHINDUCTOR_CACHE_DIR"),
+        *(
+            "OMP_PROC_BIND",
+            "MKL_NUM_THREADS",
+            "TQDM_DISABLE",
+            "TORCH_LOGS",
+            "TORCH_DISTRIBUTED_DEBUG",
+            "TORCHINDUCTOR_CACHE_DIR",
+        ),
         "HF_HOME",  # a module has read it
     ],
 )

@@ -1,5 +1,7 @@
 """Magics that move values, look and change ranks, in a shell, against a client made of plain objects (conftest.py)."""
 
+import re
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -98,11 +100,13 @@ def test_logs_of_what_has_ended_and_printed_nothing(
     """The error names `%mesh logs`, which is what was typed."""
 
     def ended(*_: object, **__: object) -> None:
-        raise ReservationExpired("old was released: %mesh logs old shows what it printed", "old")
+        shows = "%mesh logs old shows what it printed"
+        raise ReservationExpired(f"old was released: {shows}", "old", "nobody used it for 2 h", time.time())
 
     monkeypatch.setattr(monarch_nb, "attach", ended)
     monkeypatch.setattr(subcommands, "past_log", lambda *_: None)
-    assert held.ok("%mesh logs old") == "old has ended, and nothing that it printed is kept"
+    said = r"old printed nothing that is kept; it was released at \d\d:\d\d: nobody used it for 2 h"
+    assert re.fullmatch(said, held.ok("%mesh logs old"))
 
 
 def test_logs_and_plot_after_a_release_name_what_is_kept(held: Notebook) -> None:

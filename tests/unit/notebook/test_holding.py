@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Collection
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,11 +10,14 @@ import pytest
 from monarch_nb.client.pools.infos import EndedReservation
 from monarch_nb.client.pools.leasing import KeptFiles, ReleasedLater
 from monarch_nb.client.presenting import served_notebook
+from monarch_nb.client.saving.saves import SaveInfo
 from monarch_nb.errors import NodeUnreachable, ReservationExpired, UsageError
 from monarch_nb.notebook import load_ipython_extension, unload_ipython_extension
+from monarch_nb.notebook.cells import resuming
 from monarch_nb.notebook.cells.following import RunInterrupted
 from monarch_nb.provision import jobs
 from monarch_nb.provision.known import too_much
+from monarch_nb.worker.saving.asked import Origin
 from unit.notebook.fakes import FakeClient, FakeMesh, FakeReservation, Notebook, hello
 
 
@@ -82,6 +86,20 @@ def test_what_is_held_has_names_in_the_kernel(notebook: Notebook, client: FakeCl
     assert names["dev"] is client.held["dev"], "the next kernel has it, too"
 
 
+def test_without_a_name_a_second_one_of_the_same_shape_is_said(notebook: Notebook, client: FakeClient) -> None:
+    assert "beside" not in notebook.ok("%mesh reserve --procs 2\n%mesh release")
+    notebook.ok("%mesh reserve dev --procs 2\n%mesh detach")
+    said = "no name was given: this is main, beside dev of the same shape (%mesh attach dev uses that)"
+    assert said in notebook.ok("%mesh reserve --procs 2").splitlines()
+    assert "no name" not in notebook.ok("%mesh reserve --procs 2"), "it is held already"
+    for line in ("%mesh reserve --procs 4 --replace", "%mesh reserve named --procs 2"):
+        assert "no name" not in notebook.ok(line)
+    assert "no name" not in notebook.ok("%mesh release main\n%mesh reserve --procs 2"), "there are two such"
+    shown = notebook.ok("%mesh release main\n%mesh release named\n%mesh attach dev\n%mesh reserve --procs 2")
+    assert said.partition(" (")[0] in shown.splitlines()
+    assert "cells go to main now; dev stays held: %mesh attach dev goes back" in shown
+
+
 def test_a_variable_of_the_users_is_never_replaced_by_what_is_held(notebook: Notebook, client: FakeClient) -> None:
     names = notebook.shell.user_ns
     notebook.ok("dev, mesh = None, 7")
@@ -89,9 +107,9 @@ def test_a_variable_of_the_users_is_never_replaced_by_what_is_held(notebook: Not
     told = "your variables dev, mesh stay as before: monarch_nb.attach('dev') is the reservation"
     assert told in shown.splitlines()
     assert (names["dev"], names["mesh"]) == (None, 7)
-    assert told not in notebook.ok("%mesh reserve dev --procs 2"), "said once"
-    assert told in notebook.ok("%mesh attach dev")
-    notebook.ok("del mesh\n%mesh reserve dev --procs 2")
+    for again in ("reserve dev --procs 2", "attach dev", "reserve dev --procs 4 --replace"):
+        assert "your variable" not in notebook.ok(f"%mesh {again}"), "said once"
+    notebook.ok("del mesh\n%mesh reserve dev --procs 2 --replace")
     shown = notebook.ok("mesh = 8\n%mesh reserve other --procs 2")
     assert "your variable mesh stays as before: monarch_nb.attach('other') is the reservation" in shown
     assert names["mesh"] == 8
@@ -123,6 +141,10 @@ def test_ones_own_handle_of_what_has_ended_is_replaced(notebook: Notebook, clien
         shown = notebook.ok("%mesh reserve dev --procs 4")
         assert ("your variables dev, mesh stay" not in shown) is is_over
         assert (names["dev"] is client.held["dev"], names["mesh"] is client.held["dev"].mesh) == (is_over, is_over)
+    names["mesh"] = client.held["dev"]
+    client.held["dev"].mesh.core.is_over = True
+    assert "your variable" not in notebook.ok("%mesh reserve other --procs 2"), "also where a reservation is a mesh's"
+    assert names["mesh"] is client.held["other"].mesh
 
 
 def test_a_name_that_is_none_of_pythons_or_is_a_builtin_is_not_left(notebook: Notebook) -> None:
@@ -386,6 +408,22 @@ class TestTime:
         del client.held["dev"]
         assert held.ok("%mesh reserve other --procs 2").count(text) == 1
         assert text not in held.ok("%mesh list")
+
+    def test_every_command_then_names_the_last_save(
+        self, held: Notebook, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        def expire(*_: object, **__: object) -> Any:
+            raise ReservationExpired("dev was released at 16:08", "dev", "its time of 1 h was up")
+
+        info = SaveInfo(str(tmp_path / "0002"), 0.0, 4, 10, Origin("dev"), ())
+        monkeypatch.setattr(resuming, "last_save", lambda *_: info)
+        monkeypatch.setattr(FakeMesh, "status", expire)
+        monkeypatch.setattr(FakeReservation, "extend", expire)
+        monkeypatch.setattr(FakeMesh, "submit", expire)
+        for line in ("%mesh status", "%mesh extend 1h", "%%mesh\n1"):
+            said = str(held.error(line))
+            assert said.count("its last save is of ") == 1
+            assert said.endswith(f"%mesh load {tmp_path}/0002 loads that")
 
     def test_the_next_command_says_it_when_no_cell_can(self, held: Notebook, client: FakeClient) -> None:
         dev = client.held["dev"]

@@ -63,6 +63,17 @@ class TestRoom:
         assert change_for(2, 3, described(0, 2), by_itself=True, cores=2) == Change(4, 4, anew=False)
         assert change_for(2, 4, described(0, 4), by_itself=False, cores=2) is None, "somebody wanted it so"
 
+    def test_nodes_of_a_reservation_that_is_to_have_more_are_not_free_for_it(self) -> None:
+        """`dev` fills node0 and leaves slots of node1 free; a colleague of that name has some of node2."""
+        mine, other = pb.Holder(reservation="dev", owner="ann"), pb.Holder(reservation="dev", owner="bob")
+        nodes = [
+            pb.DescribeReply(procs=4, procs_free=free, holders=[holder])
+            for free, holder in ((0, mine), (2, mine), (2, other))
+        ]
+        for missing, becomes in ((1, None), (2, Change(4, 4, anew=False)), (4, Change(6, 4, anew=False))):
+            assert change_for(missing, 2, nodes, by_itself=True, cores=2, but=("dev", "ann")) == becomes
+        assert change_for(2, 2, nodes, by_itself=False, cores=2, but=("dev", "ann")) is None, "somebody wanted it so"
+
     def test_more_than_the_cores_are_for_is_said_first(self) -> None:
         assert too_much(8, 4, cores=2) == too_much(1, 32, cores=2) == too_much(64, 256, cores=1024) == ""
         assert too_much(1, 200, cores=2) == (

@@ -107,6 +107,10 @@ class TestChooseNodes:
             with pytest.raises(CapacityError, match=said):
                 choose_nodes(shape, there, besides=besides)
 
+    def test_of_a_reservation_that_is_to_have_more_the_nodes_besides_its_own_are_counted(self) -> None:
+        with pytest.raises(CapacityError, match=r"^4 nodes × 2 procs asked for, but only 2 of 2 other nodes can take"):
+            choose_nodes(Shape(4, 2, 0), [node(0), node(1)], besides=2)
+
     def test_nodes_that_do_not_answer_are_named(self) -> None:
         with pytest.raises(CapacityError) as raised:
             choose_nodes(Shape(2, 1, 0), [node(0)], silent={"host3": "timed out"})

@@ -31,6 +31,11 @@ def test_the_example_of_the_issue() -> None:
     assert explain_waits({0: ok(0)}, {1: at(), 2: at()}) == explain_waits({}, {}) == "", "nobody waits"
 
 
+def test_of_one_rank_that_waits_it_is_freed() -> None:
+    text = explain_waits({0: failed(0, "error")}, {1: at("all_reduce"), 2: at(line="train.py:9")})
+    assert text.endswith(" Press ■ (or %mesh interrupt) to free it; variables stay.")
+
+
 def test_afterwards_it_is_the_past() -> None:
     where = {0: at("all_reduce"), 1: at("all_reduce"), 2: at("recv")}
     assert explain_past_waits({3: failed(3, "error")}, where) == (

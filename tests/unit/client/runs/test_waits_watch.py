@@ -99,7 +99,7 @@ def test_ranks_that_all_wait_for_those_that_were_left_out() -> None:
     [text] = Looks({3: "the run is not on"}).add(TOGETHER, TOGETHER, TOGETHER)
     assert text == (
         "Stuck: ranks 0-2 wait in recv (a.py:4) for rank 3, which the run is not on; run it without -t, or use a group "
-        f"of these ranks. {FREES}"
+        f"of these ranks. {FREES.format(them='them')}"
     )
 
 

@@ -11,7 +11,7 @@ from monarch_nb.errors import NodeUnreachable, RankFailure, RunFailed
 from monarch_nb.notebook import load_ipython_extension, unload_ipython_extension
 from monarch_nb.notebook.cells.following import RunInterrupted
 from monarch_nb.notebook.session import Session
-from unit.notebook.fakes import FakeClient, Notebook, hello, nothing
+from unit.notebook.fakes import FakeClient, FakeRun, Notebook, hello, nothing
 
 # ---- following ----
 
@@ -232,3 +232,34 @@ def test_what_the_client_takes_to_load_is_not_counted_as_the_pools_time() -> Non
 
     assert Session(Loading()).reattach() == ""
     assert loaded_on == [threading.main_thread()]
+
+
+@pytest.mark.parametrize("asked", ["", " --from-start"])
+def test_how_the_run_of_another_notebook_ended_is_no_failure_of_this_one(
+    held: Notebook, client: FakeClient, capsys: pytest.CaptureFixture[str], asked: str
+) -> None:
+    client.on_submit = nothing
+    held.ok("%%mesh --noblock\ntrain()")
+    client.runs[0].notebook = "/work/other.ipynb"
+    load_ipython_extension(held.shell)
+
+    def ends(run: FakeRun) -> None:
+        stopped = [RankFailure(rank, "node0", "interrupted", "KeyboardInterrupt", "") for rank in (0, 1)]
+        run.finish(failures=[*stopped, RankFailure(2, "node1", "error", "KeyError", "'x'", "the stack", "train.py:41")])
+
+    client.on_attach = ends
+    shown = held.ok(f"%mesh attach dev{asked}")
+    assert shown.splitlines()[-1] == (
+        "run 1, cell [2] of other.ipynb (train()) ended: rank 2: failed: KeyError: 'x' (train.py:41); "
+        "ranks 0-1: interrupted. %mesh logs --run 1 shows the traceback"
+    )
+    assert ("the stack" in capsys.readouterr().err) is bool(asked), "who asks for all of it gets it"
+
+
+def test_who_interrupts_the_run_of_another_notebook_is_told_so(held: Notebook, client: FakeClient) -> None:
+    client.on_submit = nothing
+    held.ok("%%mesh --noblock\ntrain()")
+    client.runs[0].notebook = "/work/other.ipynb"
+    load_ipython_extension(held.shell)
+    client.on_attach, client.ctrl_c = nothing, 1
+    assert isinstance(held.error("%mesh attach dev"), RunInterrupted)

@@ -69,14 +69,19 @@ def test_when_the_time_is_up_the_save_is_named(monkeypatch: pytest.MonkeyPatch) 
         return SaveInfo(str(Path(directory, "0002").absolute()), 0.0, 4, 10, Origin("dev"), ())
 
     monkeypatch.setattr(resuming, "last_save", last_save)
-    up = ReservationExpired("dev was released; reserve it again", why="its time of 30 s was up")
+    up = ReservationExpired("dev was released; reserve it again", "dev", "its time of 30 s was up")
     for armed, directory in [(None, "checkpoints"), (run_pb2.ArmSaves(directory="r", at_end=True), "r")]:
-        error = ReservationExpired(str(up), why=up.why)
-        resuming.say_what_is_saved(cast(Any, SimpleNamespace(reservation=Nodes(armed))), error)
+        error = ReservationExpired(str(up), "dev", up.why)
+        for _ in range(2):  # it may be raised again
+            resuming.say_what_is_saved(cast(Any, SimpleNamespace(reservation=Nodes(armed))), error)
         assert str(error).endswith(f": %mesh load {directory}/0002 loads that")
+        assert str(error).count("loads that") == 1
+    other = ReservationExpired(str(up), "other", up.why)
+    resuming.say_what_is_saved(cast(Any, SimpleNamespace(reservation=Nodes())), other)
+    assert str(other) == str(up), "of another one than this notebook's"
     resuming.say_what_is_saved(cast(Any, SimpleNamespace(reservation=Nodes())), PoolError("lost"))
     resuming.say_what_is_saved(cast(Any, SimpleNamespace(reservation=None)), up)
-    assert asked == ["checkpoints", "r"]
+    assert asked == ["checkpoints", "checkpoints", "r", "r"]
 
 
 def cell(source: str | list[str], *tags: str, kind: str = "code") -> dict[str, Any]:

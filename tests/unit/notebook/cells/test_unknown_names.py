@@ -94,8 +94,14 @@ def test_a_variable_of_the_kernel_can_be_pushed(held: Notebook, client: FakeClie
     assert "kernel" not in on_ranks(held, client, "lr", "train()", where="train.py:7"), "its globals are others"
 
 
-def test_a_module_that_ranks_lack_can_be_installed(held: Notebook, client: FakeClient) -> None:
+def test_a_module_that_ranks_lack_can_be_installed(
+    held: Notebook, client: FakeClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "ours.py").touch()
+    of_ours = "ours is in this directory, where a script below does not look: %mesh run --env PYTHONPATH=."
     for message, last in (
+        ("No module named 'ours'", of_ours),
         ("No module named 'einops'", "einops is not installed there: %mesh pip install einops"),
         ("No module named 'yaml'", "yaml is not installed there: %mesh pip install pyyaml"),
         ("No module named 'torch.nope'", "Traceback …"),

@@ -55,7 +55,10 @@ def test_time_runs_and_memory_are_told(nodes: list[pb.StatusReply], meshes: list
 
 
 def test_what_is_released_says_so_and_why(nodes: list[pb.StatusReply]) -> None:
-    assert reservation_summary(view_of(nodes), "gone", "dev") == "dev · it has been released"
+    view = view_of(nodes)
+    assert reservation_summary(view, "gone", "dev") == "dev · it has been released"
+    view["ended"] = [{"id": "gone", "text": "dev was released at 02:15 in a terminal"}]
+    assert reservation_summary(view, "gone", "dev") == "dev was released at 02:15 in a terminal"
     away = no_view("local", "me", NOW, "node0 does not answer")
     assert reservation_summary(away, "gone", "dev") == "dev · node0 does not answer"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from monarch_nb.client.pools.held import current_owner
 from monarch_nb.panel.requests import Panel
 from monarch_nb.panel.shown.view import Json
 from monarch_nb.proto import allocator_pb2 as pb
@@ -25,15 +26,22 @@ def test_more_nodes_are_named_before(panel: Panel, pool: FakePool, monkeypatch: 
     assert resized(panel, 0)["errors"] == {"nodes": "at least 1"}
     monkeypatch.setattr(pool, "prospect", lambda *_, **__: "")
     assert not (answer := resized(panel, 4))["ok"]
-    assert "but only 1 of 1 node can take 2 procs" in answer["errors"]["nodes"]
+    assert "but only 1 of 1 other node can take 2 procs" in answer["errors"]["nodes"]
     left = pool.fakes.pop()
     alone = "the pool has no other node that answers: Add nodes… (at Nodes) makes it larger"
     panel.live.wake()
     assert resized(panel, 4)["errors"] == {"nodes": alone}
     pool.fakes.append(left)
-    monkeypatch.setattr(pool, "prospect", lambda *_, **__: "4 nodes × 4 procs")
+    owners: list[tuple[str, str]] = []
+
+    def prospect(*_: object, but: tuple[str, str], **__: object) -> str:
+        owners.append(but)
+        return "4 nodes × 4 procs"
+
+    monkeypatch.setattr(pool, "prospect", prospect)
     becomes = "the local pool becomes 4 nodes × 4 procs for it"
     assert resized(panel, 4)["message"] == f"{becomes}; all has 8 ranks then, others stay"
+    assert owners == [("dev", current_owner())], "its own nodes are not free for it"
 
 
 def test_a_node_that_does_not_answer(panel: Panel, pool: FakePool) -> None:
