@@ -86,14 +86,16 @@ def _split(options: argparse.Namespace, words: Sequence[str]) -> tuple[str | Non
 
 def _list(mesh: Mesh, runs: Sequence[int]) -> int:
     from monarch_nb.client.connections.bridge import call
-    from monarch_nb.client.curves.words import listing
+    from monarch_nb.client.curves.words import in_older, listing
+    from monarch_nb.client.meshes.printed import searched
 
-    for reader in [mesh.numbers(run=number) for number in runs] or [mesh.numbers()]:
+    newest = None if runs else searched(mesh, older=True)
+    for reader in [newest.newest()] if newest else [mesh.numbers(run=number) for number in runs]:
         found = listing(call(reader.names()))
         print(mesh.run_titles([reader.number])[reader.number])
         if found.rows:
             print_table(found.headers, found.rows)
-        for note in found.notes:
+        for note in filter(None, [*found.notes, in_older(newest.older_names()) if newest else ""]):
             tell(note)
     return 0
 

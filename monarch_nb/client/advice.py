@@ -73,6 +73,19 @@ def here(text: str) -> str:
     return in_terminal(text, _typed_words[-1]) if _typed_words else text
 
 
+def named_here(reservation: str) -> str:
+    """Return what names a reservation on a line that is typed, after a blank: a terminal is attached to none.
+
+    Example:
+        >>> named_here("dev")
+        ''
+        >>> with read_in_terminal(["run", "train.py"]):
+        ...     named_here("dev")
+        ' dev'
+    """
+    return f" {reservation}" if _typed_words else ""
+
+
 def in_terminal(text: str, words: Sequence[str] = ()) -> str:
     """Return a message with what is typed in a terminal, where `words` were typed, or what a notebook can do alone."""
     for pattern, typed in _TYPED:

@@ -23,6 +23,12 @@ _ESCAPE = re.compile(
     rb"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[\]PX^_](?:[^\x07\x1b]|\x1b(?!\\))*(?:\x07|\x1b\\)|\x1b[ -/]*[0-Z\\^-~]"
 )
 _DIGIT_RUN = re.compile(rb"\d+")
+_TRACEBACK = re.compile(
+    rb'^(?:Traceback \(most recent call last\):\n)?  File "[^"\n]*", line \d+.*(?:\n  .*)*'
+    rb"(?:\n[\w.]*(?:Error|Exception|Exit|Interrupt|Iteration)\b.*)?",
+    re.MULTILINE,
+)
+"""As Python prints one: `rate = 7` in a line of code there is no number that a program has printed."""
 
 Key = tuple[str, str]
 """A name, and the unit that its numbers have."""
@@ -271,6 +277,8 @@ def _split(data: bytes) -> tuple[list[bytes], list[bytes]]:
         data = _ESCAPE.sub(b"", data)
     if b"\r" in data:
         data = data.replace(b"\r", b"\n")
+    if b'", line ' in data:
+        data = _TRACEBACK.sub(lambda found: b"\n" * found[0].count(b"\n"), data)
     lines = data.split(b"\n")
     if max(map(len, lines)) > LOOKED_AT_CHARACTERS:
         lines = [line[:LOOKED_AT_CHARACTERS] for line in lines]

@@ -1251,7 +1251,7 @@ class SaveNow(_message.Message):
     within_s: _builtins.float
     """what is not done by then is given up"""
     fresh_s: _builtins.float
-    """a save that is no older will do"""
+    """a save for another node's question will do, or if nothing ran since, while no older"""
     is_last: _builtins.bool
     """ranks are ended as soon as it is done: nothing is written behind"""
     def __init__(

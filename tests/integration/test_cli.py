@@ -104,7 +104,7 @@ def test_a_day_with_the_local_pool(pool_home: Path, tmp_path: Path, capsys: pyte
     with pytest.raises(RunFailed):
         dev.mesh.run("raise ValueError('odd')", cell_number=12)
     failed = "── run 4, cell [12] (raise ValueError('odd')) ──\n[0-1] failed: ValueError: odd (Cell In[12]:1)"
-    assert said(capsys, "logs").endswith(f"{failed}; `monarch-nb logs --run 4` shows the traceback\n")
+    assert said(capsys, "logs").endswith(f"{failed}; `monarch-nb logs dev --run 4` shows the traceback\n")
     alone = said(capsys, "logs", "--run", "4")
     assert alone.startswith(f"{failed}\n")
     assert "----> 1 raise ValueError('odd')" in alone
@@ -123,7 +123,7 @@ def test_a_day_with_the_local_pool(pool_home: Path, tmp_path: Path, capsys: pyte
     assert picture.read_text().startswith("<svg")
     with pytest.raises(SystemExit):
         main(["plot", "los"])
-    assert "no line of run 5 has 'los'; nearest: loss" in capsys.readouterr().err
+    assert "none of the newest 5 runs printed los; nearest: loss (run 5)" in capsys.readouterr().err
 
     assert "held by dev" in said(capsys, "down", status=1)
     assert dev.mesh.run("rank").values == [0, 1], "a refused `down` changes nothing"

@@ -96,4 +96,4 @@ def test_plots_of_runs_and_what_they_refuse(mesh: Mesh) -> None:
     ):
         mesh.plot()
     with pytest.raises(UsageError, match="at most 12 names"):
-        mesh.plot(*(f"name{number}" for number in range(13)))
+        mesh.plot(*(f"name{number}" for number in range(13)), run=one)

@@ -28,3 +28,19 @@ def test_a_plot_of_two_runs_of_which_one_goes_on(kernel: Kernel, gate: Gate) -> 
         kernel.run("import monarch_nb\nmesh = monarch_nb.attach('dev').mesh\nmesh.plot('loss', 'tps', run=1)") == magic
     )
     assert "--run takes the number of a run" in kernel.run("%mesh plot loss --run 1,x")
+
+
+def test_names_of_different_runs_and_of_one_that_has_yet_to_print(kernel: Kernel, gate: Gate) -> None:
+    kernel.run("%%mesh\nfor step in range(20): print(f'step: {step}  loss: {step + rank}')")
+    kernel.run("%%mesh\nfor step in range(20): print(f'step: {step}  acc: {step + rank}')")
+    both = kernel.run("%mesh plot loss acc").splitlines()
+    assert [line for line in both if not line.startswith(" ")] == ["run 1, cell [3]", "run 2, cell [4]"]
+    assert [line.split(":")[0].strip() for line in both if line.startswith(" ")] == ["loss", "acc"]
+    assert "older runs have loss (run 1)" in kernel.run("%mesh plot")
+    said = "none of the newest 2 runs printed lr; there are acc (run 2), loss (run 1)"
+    assert said in kernel.run("%mesh plot lr")
+    kernel.run(f"%%mesh --noblock\n{gate.wait}\nprint('step: 1  lr: 7')")
+    plot = kernel.start("%mesh plot lr")
+    kernel.wait(plot, "no line has lr so far")
+    gate.open(4)
+    assert "goes on and has not printed" not in kernel.wait(plot, "lr: 7 at step 1 on rank 0")

@@ -36,7 +36,8 @@ BEFORE_S = 600.0
 ANSWER_S = patience(5.0)
 """Longer than they were given ranks may take to say that they have given up."""
 FRESH_S = cadence(30.0)
-"""Nodes ask their ranks each for itself: a save that another node's question has caused will do."""
+"""Nodes ask their ranks each for itself: a save that another node's question has caused will do, or one since which
+nothing was executed, if it is no older."""
 
 
 class Grace:

@@ -8,14 +8,13 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
-from itertools import islice
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from monarch_nb.client.connections.bridge import call
 from monarch_nb.client.curves.pictures import COLOURS, COLUMNS, characters, svg
-from monarch_nb.client.curves.words import RunPictures, is_there, resolved, text, x_name
+from monarch_nb.client.curves.words import RunPictures, resolved, text, x_name
 from monarch_nb.client.logs.metrics import RunMetrics
 from monarch_nb.config import cadence, patience
 from monarch_nb.errors import MonarchNbError, NodeUnreachable, UsageError
@@ -72,8 +71,6 @@ _LIVE_BUDGET_S = cadence(0.2)
 _LIVE_INTERVAL_S = cadence(1.0)
 """A node that writes all the time is asked so seldom that reading costs little."""
 MAX_NAMES, MAX_RUNS = 12, 6
-_LOOKED_AT_RUNS = 20
-"""Where no run is named, so many of the newest are looked at for numbers."""
 
 
 class Drawing:
@@ -81,16 +78,26 @@ class Drawing:
 
     Args:
         runs: what reads them. titles: what they are called.
-        names: whose numbers; x: against what, empty for the step of a line.
+        names: whose numbers, of all runs or of each; x: against what, empty for the step of a line.
 
     Attributes:
         version: rises whenever there is something new to draw or to say.
     """
 
-    def __init__(self, runs: Sequence[RunMetrics], titles: Mapping[int, str], names: Sequence[str], x: str) -> None:
-        if len(names) > MAX_NAMES or len(runs) > MAX_RUNS:
+    def __init__(
+        self,
+        runs: Sequence[RunMetrics],
+        titles: Mapping[int, str],
+        names: Sequence[str] | Mapping[int, Sequence[str]],
+        x: str,
+    ) -> None:
+        of_each = names if isinstance(names, Mapping) else {run.number: names for run in runs}
+        if len(set().union(*of_each.values())) > MAX_NAMES or len(runs) > MAX_RUNS:
             raise UsageError(f"at most {MAX_NAMES} names of {MAX_RUNS} runs are drawn at once")
-        self._runs, self._titles, self._wanted, self._x_wanted = runs, titles, tuple(dict.fromkeys(names)), x
+        self._runs, self._titles, self._x_wanted = runs, titles, x
+        self._wanted = {number: tuple(dict.fromkeys(each)) for number, each in of_each.items()}
+        self._is_strict = isinstance(names, Mapping) or len(runs) == 1
+        """A run that has ended without a name that is wanted of it is an error."""
         self._names: dict[int, list[str]] = {}
         """By run, those that are meant, as far as it has them."""
         self._x: dict[int, str] = {}
@@ -179,11 +186,11 @@ class Drawing:
     async def _find_names(self, run: RunMetrics) -> None:
         found = await run.names(cadence(0.3))
         present, missing = [], []
-        for name in (*self._wanted, *([self._x_wanted] if self._x_wanted else [])):
+        for name in (*self._wanted[run.number], *([self._x_wanted] if self._x_wanted else [])):
             try:
                 present += resolved([name], found, run.number)
             except UsageError:
-                if found.finished and found.is_all and len(self._runs) == 1:
+                if found.finished and found.is_all and self._is_strict:
                     raise
                 missing.append(name)
         if self._x_wanted and self._x_wanted not in missing:
@@ -216,22 +223,6 @@ class Drawing:
         if trouble := self._trouble.get(run.number):
             notes.append(trouble)
         return notes
-
-
-async def newest_with(names: Sequence[str], newest_first: Iterable[RunMetrics]) -> RunMetrics:
-    """Return the newest run that has all of these names. Where none has all it is the newest that has most of them, and
-    where none has any the newest that has numbers at all. Old runs are not looked at."""
-    runs = [*islice(newest_first, _LOOKED_AT_RUNS)]
-    best, most = runs[0], -1
-    for run in runs:
-        found = await run.names(cadence(0.4))
-        known = [metric.name for metric in found.metrics if names or metric.count > 1]
-        there = sum(is_there(name, known) for name in names)
-        if known and there > most:
-            best, most = run, there
-        if known and there == len(names):
-            break
-    return best
 
 
 async def follow(drawing: Drawing, draw: Callable[[list[RunPictures]], None]) -> None:

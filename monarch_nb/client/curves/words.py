@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from monarch_nb.client.logs.metrics import Found, MetricInfo
@@ -51,6 +51,39 @@ def not_there(name: str, known: Sequence[str], number: int, *, unlisted_lines: i
     nearest = f"nearest: {', '.join(near)}" if near else f"there are {', '.join(known[:8])}"
     more = f"; {unlisted_lines:,} lines are of too many kinds to be listed" if unlisted_lines else ""
     return f"no line of {run} has {name!r}; {nearest}{more}; --run N draws another run's"
+
+
+def nowhere(name: str, there: Mapping[str, int], runs: int, *, has_older: bool = False) -> str:
+    """Return what to say of a name that none of the newest runs has.
+
+    Args:
+        there: the names that they have, each with the newest run that has it.
+        runs: how many were looked at. has_older: there are others.
+
+    Example:
+        >>> nowhere("los", {"acc": 19, "loss": 18}, 20, has_older=True)
+        "none of the newest 20 runs printed los; nearest: loss (run 18); --run N draws an older run's"
+    """
+    near = named.nearest(name, there)
+    known = ", ".join(f"{each} ({run_name(there[each])})" for each in near or [*there][:8])
+    said = f"none of the newest {runs} runs printed "
+    if not there:
+        said += "a number with a name beside it, as in loss: 2.31"
+    else:
+        said += f"{name}; {'nearest:' if near else 'there are'} {known}"
+    return f"{said}; --run N draws an older run's" if has_older else said
+
+
+def in_older(names: Mapping[str, int]) -> str:
+    """Return that older runs have these names, each with the newest run that has it; empty when there are none.
+
+    Example:
+        >>> in_older({"loss": 18, "lr": 17})
+        'older runs have loss (run 18), lr (run 17)'
+    """
+    said = [f"{name} ({run_name(number)})" for name, number in names.items()]
+    more = f" and {len(said) - 8} more" if len(said) > 8 else ""
+    return f"older runs have {', '.join(said[:8])}{more}" if said else ""
 
 
 def nothing_named(found: Found, number: int) -> str:

@@ -10,7 +10,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from monarch_nb.client.connections.bridge import call
-from monarch_nb.client.curves.plot import Drawing, Plot, newest_with
+from monarch_nb.client.curves.plot import Drawing, Plot
+from monarch_nb.client.curves.searching import Searched, search
 from monarch_nb.client.curves.words import nothing_named, resolved
 from monarch_nb.client.logs.lines import LogLines
 from monarch_nb.client.logs.metrics import Columns, RunMetrics
@@ -150,7 +151,8 @@ def plot(
         x: against the number of this name; by default the step of a line.
         ranks: only of these ranks.
         run: of that run, or of several over each other: Runs, RunInfos, or their numbers. By default of the newest
-            that has one of the names.
+            that has all names, else of each name the newest run that has it. What none has may come from one that
+            goes on.
 
     Returns:
         The curves: `print` draws them with characters, `svg()` and `save("loss.svg")` as a picture.
@@ -166,11 +168,16 @@ def plot(
     wanted = [canonical(name) for name in names]
     several = run if isinstance(run, Sequence) else [] if run is None else [run]
     numbers = dict.fromkeys(each if isinstance(each, int) else each.number for each in several)
-    runs = [mesh.numbers((), ranks, number) for number in numbers] or [mesh.numbers(wanted, ranks)]
+    runs, of_each = [mesh.numbers((), ranks, number) for number in numbers], dict[int, Sequence[str]]()
     with telling_why(mesh):
         if not names:
-            raise UsageError(nothing_named(call(runs[0].names()), runs[0].number))
-        return Plot(Drawing(runs, mesh.run_titles([each.number for each in runs]), wanted, canonical(x)))
+            first = runs[0] if runs else mesh.numbers((), ranks)
+            raise UsageError(nothing_named(call(first.names()), first.number))
+        if not runs:
+            queued = {info.number for info in mesh.past_runs() if info.queued}
+            chosen = searched(mesh, wanted, ranks).by_name(wanted, queued)
+            runs, of_each = [*chosen], {each.number: its_names for each, its_names in chosen.items()}
+        return Plot(Drawing(runs, mesh.run_titles([each.number for each in runs]), of_each or wanted, canonical(x)))
 
 
 def run_titles(mesh: Mesh, numbers: Sequence[int]) -> dict[int, str]:
@@ -185,18 +192,31 @@ def numbers(
     ranks: int | Iterable[int] | None = None,
     run: Run | RunInfo | int | None = None,
 ) -> RunMetrics:
-    """Return what reads the numbers of a run, by default of the newest that has these names: see `newest_with`.
+    """Return what reads the numbers of a run, by default of the newest that has these names: see
+    `Searched.newest`.
 
     Raises:
         RunNotFound: there was no run of that number, or none at all.
     """
+    if run is None:
+        return searched(mesh, names, ranks).newest(names)
     with telling_why(mesh):
-        if run is not None:
-            return _numbers(mesh, run if isinstance(run, int) else run.number, ranks)
+        return _numbers(mesh, run if isinstance(run, int) else run.number, ranks)
+
+
+def searched(
+    mesh: Mesh, names: Sequence[str] = (), ranks: int | Iterable[int] | None = None, *, older: bool = False
+) -> Searched:
+    """Return what the newest runs have printed: see `search`.
+
+    Raises:
+        RunNotFound: nothing has run yet.
+    """
+    with telling_why(mesh):
         past_runs = mesh.past_runs()
         if not past_runs:
             raise RunNotFound("nothing has run here yet: there are no numbers to draw")
-        return call(newest_with(names, (_numbers(mesh, info.number, ranks) for info in reversed(past_runs))))
+        return call(search((_numbers(mesh, info.number, ranks) for info in reversed(past_runs)), names, older=older))
 
 
 def _numbers(mesh: Mesh, number: int, ranks: int | Iterable[int] | None) -> RunMetrics:

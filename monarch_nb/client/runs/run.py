@@ -660,7 +660,7 @@ class Run:
             freed = any(result.outcome == "interrupted" for result in self.results.notable)
             waited = (self._waited or self._waits_watch.past) if freed else ""
             self.emit(events.Notice(waited, key="waits"))  # what the interrupt was for stays
-            over = [events.QUEUE_NOTICE, "stuck", "stopped", *self._absences.keys()]
+            over = ["stuck", "stopped", *self._absences.keys()]
             for key in [*over, *([events.LINE_NOTICE] if self._line_told else [])]:
                 self.emit(events.Notice("", key=key))
             self.emit(events.Finished())

@@ -13,6 +13,7 @@ from monarch_nb.client.connections import events
 from monarch_nb.client.connections.bridge import call
 from monarch_nb.client.debug.debugger import Debugger
 from monarch_nb.client.pools.infos import RunInfo
+from monarch_nb.client.presenting import name_here
 from monarch_nb.client.runs.run import Run
 from monarch_nb.client.runs.waits import explain_waits
 from monarch_nb.errors import MonarchNbError, NodeUnreachable, RunFailed, SaveError, UsageError
@@ -160,9 +161,10 @@ def check_free(mesh: Mesh) -> None:
         return  # a client was killed while it told nodes of a run: some never hear of it
     if waits := explain_waits({}, where):
         raise SaveError(f"nothing was begun. {waits}")
-    ranks, verb = name_ranks(busy[0].ranks), "runs" if len(busy[0].ranks) == 1 else "run"
+    run, verb = busy[0], "computes" if len(busy[0].ranks) == 1 else "compute"
+    name = name_here(run.number, run.cell_number, run.notebook, run.owner)
     raise SaveError(
-        f"nothing was begun: {ranks} {verb} {busy[0].title!r}: wait for it, or interrupt it (%mesh interrupt)"
+        f"nothing was begun: {name_ranks(run.ranks)} {verb} ({name}): wait for it, or interrupt it (%mesh interrupt)"
     )
 
 

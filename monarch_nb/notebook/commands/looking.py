@@ -6,21 +6,21 @@ import contextlib
 import difflib
 import math
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from IPython.core.interactiveshell import InteractiveShell
 
 from monarch_nb.client.connections.bridge import call
-from monarch_nb.client.curves.words import listing, run_numbers
+from monarch_nb.client.curves.words import in_older, listing, run_numbers
 from monarch_nb.client.debug.debugger import Debugger, stops_table
 from monarch_nb.client.instruments.top import TerminalScreen, follow
 from monarch_nb.client.instruments.top_table import ALL_WAIT, IDLE, TopTable
-from monarch_nb.client.logs.metrics import RunMetrics
+from monarch_nb.client.meshes.printed import searched
 from monarch_nb.client.runs.results import choose
 from monarch_nb.config import OnBreakpoint
 from monarch_nb.errors import NUMBERS_OF_ENDED, ReservationNotFound, UsageError
 from monarch_nb.ground.rank_sets import name_ranks
-from monarch_nb.lines.named import canonical
 from monarch_nb.lines.templates import FOLDS_BY, checked_fold
 from monarch_nb.notebook.cells.following import RunInterrupted, on_breakpoint, prompt, takes_input
 from monarch_nb.notebook.cells.progress import Progress
@@ -93,24 +93,26 @@ def plot(session: Session, parsed: Parsed) -> None:
 def _draw(mesh: Mesh, parsed: Parsed) -> None:
     numbers = run_numbers(parsed.text("run") or "")
     if not parsed.words:
-        for reader in [mesh.numbers(run=number) for number in numbers] or [mesh.numbers()]:
-            show(_listed(reader, mesh.run_titles([reader.number])[reader.number]))
+        _list(mesh, numbers)
         return
-    if not numbers:
-        numbers = [mesh.numbers([canonical(name) for name in parsed.words]).number]
-        going_on = [info for info in mesh.past_runs() if not info.done and info.number > numbers[0]]
-        if going_on:
-            waits = f"--run {going_on[-1].number} waits for it"
-            show(calm_line(f"{going_on[-1]} goes on and has not printed that yet: {waits}"))
-    show(mesh.plot(*parsed.words, x=parsed.text("x") or "", run=numbers))
+    plot = mesh.plot(*parsed.words, x=parsed.text("x") or "", run=numbers or None)
+    drawn = [run.number for run in plot.drawing.runs]
+    going_on = [info for info in mesh.past_runs() if not (numbers or info.done) and info.number > max(drawn)]
+    if going_on:
+        waits = f"--run {going_on[-1].number} waits for it"
+        show(calm_line(f"{going_on[-1]} goes on and has not printed that yet: {waits}"))
+    show(plot)
 
 
-def _listed(reader: RunMetrics, title: str) -> Shown:
-    """Return what can be drawn of a run."""
-    found = listing(call(reader.names()))
-    example = repr(found.example) if " " in found.example else found.example
-    how = [f"%mesh plot {example} draws it"] if example else []
-    return table(title, found.headers, found.rows, [*found.notes, *how])
+def _list(mesh: Mesh, numbers: Sequence[int]) -> None:
+    """Show what can be drawn of runs: of the newest that has numbers, and what only older ones have."""
+    newest = None if numbers else searched(mesh, older=True)
+    for reader in [newest.newest()] if newest else [mesh.numbers(run=number) for number in numbers]:
+        found = listing(call(reader.names()))
+        example = repr(found.example) if " " in found.example else found.example
+        notes = [*found.notes, *([f"%mesh plot {example} draws it"] if example else [])]
+        notes += filter(None, [in_older(newest.older_names()) if newest else ""])
+        show(table(mesh.run_titles([reader.number])[reader.number], found.headers, found.rows, notes))
 
 
 def top(session: Session, shell: InteractiveShell, panels: Panels, parsed: Parsed) -> None:

@@ -100,6 +100,8 @@ class Subcommands:
         panels: Panels,
     ) -> None:
         self._panels = panels
+        self._told_shown: set[str] = set()
+        """The runs of which it was said that they were shown to the end: once is enough."""
         self._shell, self._session, self._mode, self._cells = shell, session, mode, cells
         self._handlers: dict[Command, Callable[[Parsed], Any]] = {
             holding.RESERVE: self._reserve,
@@ -255,8 +257,9 @@ class Subcommands:
                 show(calm_line(f"{last} never ran: it was removed from the queue"))
             elif from_start:
                 runs = [last]
-            else:
+            elif last.run_id not in self._told_shown:
                 show(calm_line(f"{last} was shown to the end: %mesh attach --from-start shows it again"))
+                self._told_shown.add(last.run_id)
         if others:
             show(calm_line(unseen_line(others)))
             self._session.seen += [info.run_id for info in others]  # said once

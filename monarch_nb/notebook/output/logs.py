@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
-from monarch_nb.client.advice import here
+from monarch_nb.client.advice import here, named_here
 from monarch_nb.client.connections.events import Finished, Text
 from monarch_nb.client.meshes.printed import lines_written
 from monarch_nb.config import LOG_LINES
@@ -62,13 +62,13 @@ def shown_logs(
         cut_off = max(came.values(), default=0) >= lines
         if cut_off and not is_asked:  # who asks for the last lines knows that there may be more
             written, is_all = lines_written(mesh, number or 0)
-            yield from map(here, earlier_lines(came, written, is_all=is_all, command=_command(mesh, number)))
+            yield from map(here, earlier_lines(came, written, is_all=is_all, command=_all_lines(mesh, number)))
         elif cut_off:
             yield from _of_each_rank(lines, came)
         batches = iter([records])
     by = by or ("equal" if number else default_fold(len(mesh.ranks)))
     past = partial(mesh.past_runs, number or 0)
-    logs = here(f"%mesh logs{mesh.flag}")
+    logs = here(_command(mesh))
     endings = Endings(past, mesh.ranks, only=number, cut_off=cut_off, fold=by == "numbers", logs=logs)
     yield from folded_lines(batches, endings, by)
     yield from map(here, missing)
@@ -99,10 +99,15 @@ def _of_each_rank(lines: int, came: Counter[int]) -> Iterator[str]:
         yield f"the last {'line' if lines == 1 else f'{lines:,} lines'} of each rank, not of all together:"
 
 
-def _command(mesh: Mesh, number: int | None) -> str:
+def _command(mesh: Mesh) -> str:
+    """Return what shows the logs of a mesh."""
+    return f"%mesh logs{named_here(mesh.reservation.name)}{mesh.flag}"
+
+
+def _all_lines(mesh: Mesh, number: int | None) -> str:
     """Return what shows all lines of these ranks."""
     targets = f" -t {format_ranks(mesh.ranks)}" if len(mesh.ranks) < mesh.extent.size else ""
-    return f"%mesh logs{mesh.flag}{targets}{f' --run {number}' if number else ''} -n 0"
+    return f"{_command(mesh)}{targets}{f' --run {number}' if number else ''} -n 0"
 
 
 def earlier_lines(
@@ -209,11 +214,10 @@ class Endings:
         info = self._known.get(number)
         failures = [failure for failure in info.failures if failure.rank in self._ranks] if info else []
         for ranks, failure in RunFailed(failures=failures).groups(fold=self._fold):
-            yield f"[{format_ranks(ranks)}] {failure.line}" + (
-                f"; `{self._logs} --run {number}` shows the traceback"
-                if failure.kind == "error" and failure.where and not failure.rendered
-                else ""
-            )
+            has_traceback = failure.kind == "error" and failure.where and failure.name != SystemExit.__name__
+            is_elsewhere = has_traceback and not failure.rendered and self._only is None
+            how = f"; `{self._logs} --run {number}` shows the traceback" if is_elsewhere else ""
+            yield f"[{format_ranks(ranks)}] {failure.line}{how}"
             yield from failure.traceback.splitlines()
 
 

@@ -80,7 +80,7 @@ class LogOf(NamedTuple):
     """Where lines are in the logs: of which mesh and which run.
 
     Attributes:
-        flag: what chooses the mesh on a line of `%mesh`.
+        flag: what chooses the mesh on a line of `%mesh`, and the reservation in a terminal.
         is_counted: the lines are known by their numbers, so that our extension can open rows.
     """
 

@@ -13,7 +13,7 @@ from itertools import groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Protocol
 
-from monarch_nb.client.advice import here, while_busy
+from monarch_nb.client.advice import here, named_here, while_busy
 from monarch_nb.client.connections.events import (
     QUEUE_NOTICE,
     Display,
@@ -180,7 +180,8 @@ class RunView:
         """Return where the run's lines are in the logs, as soon as it has its number."""
         run = self._run()
         if self._log is None and run is not None and run.number:
-            self._log = LogOf(run.mesh.id, run.number, run.mesh.flag, self._is_whole)
+            flag = f"{named_here(run.mesh.reservation.name)}{run.mesh.flag}"
+            self._log = LogOf(run.mesh.id, run.number, flag, self._is_whole)
         return self._log
 
     @takes_many
@@ -211,6 +212,7 @@ class RunView:
                 self._duration_s = max(self._duration_s, event.duration_s)
                 self._may_print_later |= event.may_print_later
             if isinstance(event, Finished):
+                self._fold.add(Notice("", QUEUE_NOTICE), now_s)  # a turn that has not come never will
                 self._end(now_s)
                 if self._kept_open:
                     self._show(now_s)
@@ -306,7 +308,7 @@ class RunView:
         """It waits for its turn, until that has come or it has begun on some rank."""
         if isinstance(event, Notice) and event.text:
             self._waits = not self._has_begun
-        elif self._waits:
+        elif self._waits and not isinstance(event, Finished):
             self._waits, self._since_s = False, now_s
         self._has_begun |= not isinstance(event, Notice)
 
@@ -464,7 +466,7 @@ class RunView:
             return f"{on} · {self._moved_to}"
         if self._over:
             took = "" if kinds["cancelled"] == ranks else f" · {_duration(elapsed_s)}"
-            return f"{on}{took}{failed}"
+            return "" if self._waits else f"{on}{took}{failed}"  # its turn never came: the error says why
         step_s = _status_step_s(elapsed_s)
         time_passed = f" · {_duration(elapsed_s // step_s * step_s)}" if elapsed_s >= 1 else ""
         if self._waits:

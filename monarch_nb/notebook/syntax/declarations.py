@@ -224,7 +224,9 @@ PLOT = Command(
         _TARGETS,
         _MESH,
     ),
-    notes="Shows the newest run that printed the name. Without --run, it searches the newest 20 runs.\n"
+    notes="Shows the newest run that printed all the names, else for each name the newest run that printed it.\n"
+    "Without --run, it searches the newest 20 runs. While a run goes on, it waits for a name\n"
+    "that no run has printed yet.\n"
     "The line is the first rank's. A band spans all ranks where they differ. Live while the run goes on,\n"
     "also in a new kernel: the numbers come from the nodes' logs.\n"
     "run.metrics() has them in Python, ready for pandas.",

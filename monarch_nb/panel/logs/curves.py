@@ -8,7 +8,8 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from monarch_nb.client.curves.plot import Drawing, curves_json, newest_with
+from monarch_nb.client.curves.plot import Drawing, curves_json
+from monarch_nb.client.curves.searching import search
 from monarch_nb.client.curves.words import is_step, suggested
 from monarch_nb.client.logs.metrics import RunMetrics
 from monarch_nb.client.pools.held import HeldReservation, MeshParts
@@ -110,7 +111,7 @@ class Curves:
         if run is None and not infos:
             raise RunNotFound("nothing has run here yet: there are no numbers to draw")
         newest = (numbers.of(info.number, ranks) for info in infos)
-        reader = numbers.of(run, ranks) if run is not None else await newest_with((), newest)
+        reader = numbers.of(run, ranks) if run is not None else (await search(newest)).newest()
         found = await reader.names(cadence(0.5))
         names = [
             {"name": each.name, "unit": each.unit, "lines": each.count, "is_step": is_step(each.name)}

@@ -65,6 +65,7 @@ class Wanted:
         optimizers: those that have stepped in the run that this rank executes.
         speaks: this rank says in its cell what came of it: the first of those that execute one.
         actors: the names of those that have trained in their endpoints.
+        for_others: other ranks were asked for it because their node's end is near, and this one was not, yet.
     """
 
     armed: ArmSaves
@@ -74,6 +75,7 @@ class Wanted:
     optimizers: tuple[Any, ...]
     speaks: bool
     actors: tuple[str, ...] = ()
+    for_others: bool = False
 
 
 class Keeper:
@@ -122,7 +124,7 @@ class Keeper:
         self._status = SavesStatus()
         self._wake = threading.Event()
         self.steps_taken = 0
-        self._changed = False
+        self._changed = self._is_for_others = False
         self._times = 1
         self._wish = ""
         self._due_s = 0.0
@@ -144,6 +146,7 @@ class Keeper:
             return
         self._armed = wanted if wanted.secret else None
         self._status = SavesStatus(armed=self._armed)
+        self._is_for_others = False
         self._lines = []
         self._changed, self._wish = True, ""
         training = self._part.training
@@ -160,12 +163,19 @@ class Keeper:
 
     def save_now(self, wanted: SaveNow, done: Callable[[SavesStatus], None]) -> None:
         """Save as soon as all ranks can; call `done` when it is done, or there is no more time for it."""
-        is_fresh = bool(self._status.path) and time.time() - self._status.saved_at < wanted.fresh_s
-        if self._armed is None or is_fresh:
+        if self._armed is None or self._will_do(self._armed, wanted.fresh_s):
+            self._is_for_others = False  # it has had that save: what it asks for next is another one
             done(self.status())
             return
         self._urgent.append(_Urgent(wanted, time.monotonic() + wanted.within_s, done))
         self._wake.set()
+
+    def _will_do(self, armed: ArmSaves, fresh_s: float) -> bool:
+        """Return whether the last save is what is asked for: another node has just asked for it because of the same
+        end, or nothing was executed since, and it is surely on disk."""
+        if not self._status.path or time.time() - self._status.saved_at > fresh_s:
+            return False
+        return self._is_for_others or not (self._changed or armed.background)
 
     def status(self) -> SavesStatus:
         """Return what is armed, and what was saved last."""
@@ -182,10 +192,10 @@ class Keeper:
     def begin_run(self, number: int) -> None:
         """A run is about to begin. It waits for what is being saved."""
         self._mind_signals()
-        self._changed = True
         self._run = Training(number)
         while not self._part.enter(self._run):
             self._between_runs(self._hold)
+        self._changed = True
         self._of_threads[threading.get_ident()] = self._run
 
     def end_run(self) -> None:
@@ -301,6 +311,7 @@ class Keeper:
             self._status.path, self._status.saved_at, self._status.why = saved.path, time.time(), wanted.request.why
             self._status.run, self._status.step = place.run, 0 if place.ended else place.steps
             self._status.problem = ""
+            self._is_for_others = wanted.for_others
             if wanted.speaks:
                 verb = "saving in" if wanted.armed.background else "saved"
                 at = f"at step {place.steps:,} ({wanted.request.why})"
@@ -387,13 +398,15 @@ class Keeper:
             if round_.is_first() and self._armed is armed and not self._is_no_news(verdict):
                 self._lines.append(f"not saved ({request.why}): {verdict}")
             return verdict
-        asked = list(self._urgent)  # who asks from now on wants a later save
+        is_written = request.is_last or not armed.background
+        asked = list(self._urgent) if is_written else []  # who asks from now on wants a later save
         self._wish = ""
         self._saved.clear()
         place, speaks = self._part.place, round_.is_first()
         optimizers = tuple(self._part.training.optimizers.values())
         actors = tuple(sorted(each.name for each in list(self._actors.values()) if each.steps))
-        self._decision = Wanted(armed, request, number, place, optimizers, speaks, actors)
+        for_others = request.is_last and not asked
+        self._decision = Wanted(armed, request, number, place, optimizers, speaks, actors, for_others)
         if self._part.is_idle:
             self._when_idle(self._idle)
         self._wake_waiter()

@@ -8,30 +8,48 @@ import contextlib
 import os
 import signal
 import time
+from dataclasses import dataclass
 
-_TICK_S = 1 / os.sysconf("SC_CLK_TCK")
-
-
-def now_s() -> float:
-    """Return the time on the clock by which the kernel says when a process began."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
+_TICKS_A_S = os.sysconf("SC_CLK_TCK")
 
 
-def interrupt(since_s: float, until_s: float) -> None:
+@dataclass(frozen=True)
+class Moment:
+    """When something began or was asked.
+
+    Attributes:
+        at_s: on the clock by which the kernel says when a process began, in ticks.
+        newest: the process that had begun last; of two in one tick it tells which was first.
+    """
+
+    at_s: float
+    newest: int
+
+    @classmethod
+    def now(cls) -> Moment:
+        with open("/proc/loadavg", "rb") as file:
+            return cls(time.clock_gettime(time.CLOCK_BOOTTIME), int(file.read().split()[-1]))
+
+    def is_before(self, pid: int, ticks: int) -> bool:
+        """Return whether a process began later."""
+        if ticks == int(self.at_s * _TICKS_A_S):
+            return pid > self.newest
+        return ticks > self.at_s * _TICKS_A_S
+
+
+def interrupt(since: Moment, until: Moment) -> None:
     """Send SIGINT to the processes of this rank's group that have begun in that time.
 
     What has a group or a session of its own is left alone, as by a terminal; and so is what is older: a server or the
     workers of another cell.
-
-    Args:
-        since_s, until_s: as `now_s` says it.
     """
     group = os.getpgrp()
     for entry in os.scandir("/proc"):
-        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+        if not entry.name.isdigit() or (pid := int(entry.name)) == os.getpid():
             continue
         with contextlib.suppress(OSError):  # it has ended, or is another user's
-            with open(f"/proc/{entry.name}/stat", "rb") as file:
+            with open(f"/proc/{pid}/stat", "rb") as file:
                 fields = file.read().rpartition(b")")[2].split()
-            if int(fields[2]) == group and since_s - _TICK_S <= int(fields[19]) * _TICK_S <= until_s:
-                os.kill(int(entry.name), signal.SIGINT)
+            ticks = int(fields[19])
+            if int(fields[2]) == group and since.is_before(pid, ticks) and not until.is_before(pid, ticks):
+                os.kill(pid, signal.SIGINT)

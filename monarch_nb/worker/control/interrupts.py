@@ -284,7 +284,7 @@ class ActiveRun(Activity):
 
     Attributes:
         is_script: the process ends with it.
-        began_s: when, as `children.now_s` says it.
+        began: when: what began later belongs to it.
         has_status: its value is the exit status of a program, also when that failed.
         forced: the exception was forced on the main thread.
     """
@@ -293,7 +293,7 @@ class ActiveRun(Activity):
         main = threading.main_thread().ident or 0
         super().__init__(run_id=run_id, thread=main, makes_another=not is_script)
         self.is_script, self.has_status = is_script, is_script or has_status
-        self.began_s = children.now_s()
+        self.began = children.Moment.now()
         self.forced = False
 
     @property
@@ -383,12 +383,12 @@ class Interrupter:
         if active.delivered and self._has_own_handler() and collective_of(active) and active.is_still():
             self._activities.free_if_hung(active)  # Python calls the handler, which was told before, only then
             return True
-        asked_s = children.now_s()
+        asked = children.Moment.now()
         active.request()
         active.forced = False
         self.press()
         if active.run_id:
-            children.interrupt(active.began_s, asked_s)
+            children.interrupt(active.began, asked)
         return True
 
     def between_runs(self, function: Callable[[], None]) -> None:

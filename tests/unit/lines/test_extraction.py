@@ -72,3 +72,25 @@ def test_a_line_of_a_megabyte() -> None:
     [one] = made.take(b"loss: 2.5 " + b"x" * 1_000_000 + b" loss: 3.5\nloss: 1.5")[:1]
     assert one.values[0][0] in (2.5, 1.5)
     assert max(map(len, made._shapes)) <= LOOKED_AT_CHARACTERS
+
+
+def test_a_traceback_has_no_numbers() -> None:
+    lines = [
+        "loss: 2.0",
+        "Traceback (most recent call last):",
+        '  File "/work/train.py", line 4, in <module>',
+        "    loss = 7 + f(rate=3)",
+        "               ^^^^^^^^^",
+        "  [Previous line repeated 996 more times]",
+        "ValueError: loss: 9 is too much",
+        "loss: 1.0",
+        '  File "/work/train.py", line 4',
+        "    loss = 7(",
+        "            ^",
+        "SyntaxError: '(' was never closed",
+        "  loss: 0.5",
+    ]
+    assert taken(lines, "loss") == [(0, None, 2.0), (7, None, 1.0), (12, None, 0.5)]
+    made = Extraction()
+    made.take("\n".join(lines).encode())
+    assert {name for name, _ in made.names()} == {"loss"}

@@ -123,7 +123,8 @@ def test_plot_names_what_is_kept_of_what_was_released_elsewhere(
     def released(*_: object, **__: object) -> None:
         raise ReservationReleased("dev was released in a terminal: %mesh reserve dev makes a new one", "dev")
 
-    monkeypatch.setattr(FakeMesh, "numbers", released, raising=False)
+    for asked in ("past_runs", "plot"):
+        monkeypatch.setattr(FakeMesh, asked, released, raising=False)
     for line in ("plot", "plot loss"):
         said = "dev has ended: %mesh logs dev has the numbers that it printed"
         assert str(held.error(f"%mesh {line}")) == said

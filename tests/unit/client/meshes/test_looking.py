@@ -69,7 +69,7 @@ class MeshOf(Mesh):
 
     def __init__(self, core: Core, ranks: Sequence[int] = (0, 1)) -> None:
         self.core, self.ranks, self.id, self.name = core, tuple(ranks), "mesh", "main"  # type: ignore[assignment]
-        self.reservation = SimpleNamespace(pool="engine-dev")  # type: ignore[assignment]
+        self.reservation = SimpleNamespace(name="dev", pool="engine-dev")  # type: ignore[assignment]
 
     def select(self, ranks: Any) -> Any:
         return MeshOf(self.core, ranks)  # type: ignore[arg-type]

@@ -10,10 +10,10 @@ from typing import Any, cast
 import pytest
 
 from monarch_nb.client.pools.infos import RunInfo
-from monarch_nb.client.saving import saves
+from monarch_nb.client.saving import asking, saves
 from monarch_nb.client.saving.asking import check_free
 from monarch_nb.client.saving.saves import SaveInfo
-from monarch_nb.errors import NodeUnreachable, ReservationReleased, UsageError
+from monarch_nb.errors import NodeUnreachable, ReservationReleased, SaveError, UsageError
 from monarch_nb.notebook.commands import saving
 from monarch_nb.notebook.syntax.command_line import Parsed
 from monarch_nb.notebook.syntax.declarations import SAVES
@@ -106,3 +106,16 @@ def test_what_does_not_run_on_main_threads_of_the_ranks_holds_up_no_save(own: st
     """A fresh script has processes of its own, as a colleague's `monarch-nb run` has."""
     cell = RunInfo("1", 1, "loopint.py", (0, 1), (), False, 0.0, 0, running=(0, 1))
     check_free(cast(Any, SimpleNamespace(unfinished=lambda: [dataclasses.replace(cell, **{own: True})])))
+
+
+def test_a_save_beside_a_run_names_it_as_other_commands_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def where(*_: object) -> dict[int, Any]:
+        return {}
+
+    monkeypatch.setattr(asking, "_stopped", lambda *_: "")
+    runs = [RunInfo("1", 17, "for _ in range(40):", (0, 1), (), False, 0.0, 53, running=(0, 1))]
+    mesh: Any = SimpleNamespace(unfinished=lambda: runs, ranks=(0, 1), core=SimpleNamespace(where=where))
+    with pytest.raises(SaveError) as refused:
+        check_free(mesh)
+    how = "wait for it, or interrupt it (%mesh interrupt)"
+    assert str(refused.value) == f"nothing was begun: ranks 0-1 compute (run 17, cell [53]): {how}"

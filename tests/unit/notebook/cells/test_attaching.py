@@ -35,6 +35,8 @@ def test_attach_follows_to_the_end(held: Notebook, client: FakeClient) -> None:
         "attached to dev: 2 nodes × 2 procs, 4 ranks alive",
         "run 2, cell [3] (second()) was shown to the end: %mesh attach --from-start shows it again",
     ]
+    assert "was shown to the end" not in held.ok("%mesh attach"), "once is enough"
+    assert "(second())" in held.ok("%mesh attach --from-start")
 
 
 def test_attach_shows_every_error_and_raises_the_last(

@@ -104,6 +104,15 @@ class TestEndings:
         assert self.shown(3, cut_off=True).startswith("── run 3 (pass) ──")
         assert self.shown(cut_off=True).startswith("── run 1, cell [11]")
 
+    def test_where_a_traceback_is_to_be_found_is_said_where_it_is_not_shown_and_there_is_one(self) -> None:
+        how = "`%mesh logs --run 1` shows the traceback"
+        assert how in self.shown(1)
+        assert how not in self.shown(1, only=1), "this is what that shows"
+        left = RankFailure(0, "n", "error", "SystemExit", "exited with code 2", where="train.py:71")
+        run = replace(self.RUNS[0], failures=(left,))
+        lines = list(folded_lines([], Endings(lambda: [run], [0])))
+        assert lines[1] == "[0] failed: SystemExit: exited with code 2 (train.py:71)"
+
     def test_ranks_that_are_not_asked_for_are_left_out(self) -> None:
         assert self.shown(ranks=[0]).count("failed") == 1
 

@@ -217,6 +217,18 @@ def test_a_dropped_cell_took_no_time() -> None:
     assert "2 ranks · 2 cancelled" in cell.html
 
 
+def test_a_cell_whose_turn_never_came_took_no_time() -> None:
+    cell = _Cell()
+    cell.view.on_event(Notice("waits for: run 15", QUEUE_NOTICE))
+    cell.pass_time(5)
+    assert "queued · 5 s" in cell.html
+    cell.view.on_event(Notice("dev has ended", "time"))
+    cell.view.on_event(Finished())
+    cell.view.on_event(Notice("", "time"))  # the cell raises it
+    cell.view.close()
+    assert set(cell.displays[0].values()) == {""}
+
+
 # ---- cells that do not wait ----
 
 
@@ -336,7 +348,7 @@ def test_what_was_held_shows_soon_though_a_rank_is_silent_and_notices_at_once() 
 
 class _Run:
     def __init__(self, mesh: str, number: int) -> None:
-        self.mesh, self.number = SimpleNamespace(id=mesh, flag=""), number
+        self.mesh, self.number = SimpleNamespace(id=mesh, flag="", reservation=SimpleNamespace(name="dev")), number
 
 
 def _cells(*meshes: str, **options: Any) -> list[_Cell]:
@@ -470,7 +482,7 @@ def test_in_a_terminal_the_hint_is_what_is_typed_there() -> None:
     cell.view.on_event(Elided(0, "stdout", 5_000, 1))
     with read_in_terminal(["run"]):
         cell.finish(1, close=True)
-    assert "`monarch-nb logs --run 1 -n 0` has them" in cell.texts[0]
+    assert "`monarch-nb logs dev --run 1 -n 0` has them" in cell.texts[0]
 
 
 def test_in_a_file_no_line_is_left_out() -> None:
