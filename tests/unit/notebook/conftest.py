@@ -1,8 +1,10 @@
 """A shell with the magics, on a client made of plain objects."""
 
 import atexit
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
@@ -26,12 +28,29 @@ def client(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeClient:
     return fake
 
 
+@pytest.fixture(scope="session")
+def made_here() -> Iterator[list[InteractiveShell]]:
+    """Views may show more when their test is over: IPython would make a shell for it, on their thread, and that might
+    become the next test's."""
+    made: list[InteractiveShell] = []
+    whole: Any = InteractiveShell.instance
+
+    def instance(*arguments: Any, **options: Any) -> InteractiveShell:
+        is_late = threading.current_thread() is not threading.main_thread() and not InteractiveShell.initialized()
+        return made[-1] if is_late else whole(*arguments, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(InteractiveShell, "instance", instance)
+        yield made
+
+
 @pytest.fixture
-def shell() -> Iterator[InteractiveShell]:
+def shell(made_here: list[InteractiveShell]) -> Iterator[InteractiveShell]:
     settings = Config()
     settings.HistoryManager.enabled = False
     settings.InteractiveShell.colors = "nocolor"
     shell = InteractiveShell.instance(config=settings)
+    made_here[:] = [shell]
     yield shell
     atexit.unregister(shell.atexit_operations)  # of hundreds of shells, each collecting garbage: minutes
     shell.history_manager.end_session()
