@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
 import time
 from dataclasses import dataclass
 
@@ -19,7 +20,7 @@ class Moment:
 
     Attributes:
         at_s: on the clock by which the kernel says when a process began, in ticks.
-        newest: the process that had begun last; of two in one tick it tells which was first.
+        newest: the process that had begun last, where it is known; of two in one tick it tells which was first.
     """
 
     at_s: float
@@ -27,8 +28,10 @@ class Moment:
 
     @classmethod
     def now(cls) -> Moment:
-        with open("/proc/loadavg", "rb") as file:
-            return cls(time.clock_gettime(time.CLOCK_BOOTTIME), int(file.read().split()[-1]))
+        newest = sys.maxsize
+        with contextlib.suppress(OSError), open("/proc/loadavg", "rb") as file:  # no descriptors may be left
+            newest = int(file.read().split()[-1])
+        return cls(time.clock_gettime(time.CLOCK_BOOTTIME), newest)
 
     def is_before(self, pid: int, ticks: int) -> bool:
         """Return whether a process began later."""
