@@ -121,7 +121,7 @@ def test_nodes_are_added_and_given_back_when_that_is_what_one_wants(panel: Panel
     verdict = panel.form.get_by_role("status")
     expect(verdict).to_have_text("node1 besides; grown has 4 ranks then, others stay")
     panel.fill(nodes="7")
-    expect(panel.form).to_contain_text("only 1 of 1 node can take 2 procs")
+    expect(panel.form).to_contain_text("only 1 of 1 other node can take 2 procs")
     panel.fill(nodes="2")
     panel.submit()
     expect(panel.card("dev")).to_contain_text("dev has 2 nodes: node1 is new")
