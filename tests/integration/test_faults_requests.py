@@ -55,6 +55,13 @@ def held(shared_pool: list[Node]) -> Iterator[Reservation]:
 
 
 @pytest.mark.usefixtures("nothing_stays")
+def test_a_rank_that_is_named_twice_is_replaced_once(held: Reservation) -> None:
+    [connection] = held.mesh.core.connections.values()
+    call(connection.unary("Restart", pb.RestartRequest(mesh_id=held.mesh.id, ranks=[0, 0]), TIMEOUT_S))
+    assert held.mesh.run("rank").values == [0, 1, 2]
+
+
+@pytest.mark.usefixtures("nothing_stays")
 class TestCapacity:
     def test_more_than_is_free_names_who_holds_the_rest(self, held: Reservation) -> None:
         with pytest.raises(CapacityError) as raised:

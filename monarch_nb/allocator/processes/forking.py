@@ -155,7 +155,7 @@ class Forking:
     async def restart(self, mesh_id: str, ranks: Iterable[int]) -> Mesh:
         """Replace ranks by fresh ones, which answer while the old ones still end; those that hold GPUs end before their
         successors start."""
-        chosen = sorted(ranks)
+        chosen = sorted({*ranks})
         async with self._restarting:
             mesh = self._state.mesh(mesh_id)
             if unknown := [rank for rank in chosen if rank not in mesh.ranks]:
