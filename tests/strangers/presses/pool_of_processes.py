@@ -13,9 +13,10 @@ def ignore():
 if __name__ == "__main__":
     pool = mp.get_context("fork").Pool(2, ignore)
     pool.map(abs, range(4))
+    result = pool.map_async(time.sleep, [1000, 1000])  # a press in here can leave the pool's locks held, in Python too
     try:
         print("ready", flush=True)
-        pool.map_async(time.sleep, [1000, 1000]).get()
+        result.get()
     except KeyboardInterrupt:
         pool.terminate()
         pool.join()
