@@ -197,7 +197,9 @@ async def serve(options: argparse.Namespace, paths: config.NodePaths, network: N
     if network and network.publish and ends:
         withdraw(network.publish, _told(node, network))
     await service.close()
-    if rest := asyncio.all_tasks() - {asyncio.current_task()}:  # all are cancelled, also what clients had open
+    if rest := asyncio.all_tasks() - {asyncio.current_task()}:  # what clients had open, and what waits for them
+        for task in rest:
+            task.cancel()
         await asyncio.wait(rest, timeout=LAST_S)
     return ends
 

@@ -13,6 +13,7 @@ from integration.hosts.network import Network
 from integration.live import eventually
 from monarch_nb import list_reservations, reserve
 from monarch_nb.cli.main import main
+from monarch_nb.config import PATIENCE_VARIABLE
 from monarch_nb.errors import NodeUnreachable, SharedStorageError
 from monarch_nb.trust.published import published
 
@@ -42,8 +43,9 @@ def test_shared_storage_is_looked_for_by_who_holds_nothing_yet(two_nodes: Lab, t
 
 
 def test_nodes_that_collectives_can_not_connect_to_are_found_before_ranks_hang(
-    lab: Lab, network: Callable[[int], Network], capsys: pytest.CaptureFixture[str]
+    lab: Lab, network: Callable[[int], Network], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv(PATIENCE_VARIABLE, "1000")  # at the end they do not wait for who has not connected
     first, second, third = network(3).hosts
     lab.start(first)
     lab.start(second, flags=["--interface", "lo"])
