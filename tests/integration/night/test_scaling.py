@@ -59,13 +59,6 @@ class TestWorlds:
         assert report.rows[3].efficiency is not None
         assert mesh.run(WORLD).values == WHOLE
 
-    def test_a_rank_that_is_dead(self, mesh: Mesh) -> None:
-        report = mesh.scale("import os\nif world_size == 2 and rank: os._exit(3)", [1, 2, 4])
-        assert "rank 1 died" in failures(report)[1]
-        assert "rank 1" in failures(report)[2]
-        mesh.restart([1])
-        assert mesh.run(WORLD).values == WHOLE
-
 
 class TestGroups:
     def test_each_run_has_a_group_of_its_own_and_the_mesh_one_afterwards(self, mesh: Mesh) -> None:
