@@ -70,15 +70,6 @@ def test_every_rank_answers_a_message_to_all(caller: Caller, mesh: Mesh) -> None
         assert {(answer.body, answer.answers) for answer in answers} == {(b"hello", number)}
 
 
-def test_messages_arrive_in_the_order_in_which_they_were_sent(caller: Caller, mesh: Mesh) -> None:
-    """Also large ones, whose content goes another way, in the midst of small ones."""
-    bodies = [b"%d" % number * (config.INLINE_VALUE_BYTES if number % 10 == 5 else 1) for number in range(40)]
-    numbers = [caller.call([1], body) for body in bodies]
-    answers = [caller.answer() for _ in bodies]
-    assert [answer.answers for answer in answers] == numbers
-    assert [bytes(answer.body) for answer in answers] == bodies
-
-
 def test_a_flood_of_messages_arrives(caller: Caller, mesh: Mesh) -> None:
     for _ in range(20_000):
         caller.cast([2], b"flood")
