@@ -52,20 +52,6 @@ def kinds(error: RunFailed) -> dict[str, list[int]]:
 
 
 class TestPython:
-    def test_it_stops_and_keeps_everything(self, mesh: Mesh) -> None:
-        mesh.run("kept = rank * 3")
-        run, recorder = started(mesh, "while True: pass")
-        report = mesh.interrupt()
-        assert report.stopped == tuple(range(8))
-        assert (report.stuck, report.aborted, report.restarted) == ({}, (), ())
-        assert run.done
-        assert len(recorder.of(events.Finished)) == 1
-        with pytest.raises(RunFailed) as raised:
-            run.result(60)
-        assert kinds(raised.value) == {"interrupted": list(range(8))}
-        assert {failure.name for failure in raised.value.failures.values()} == {"KeyboardInterrupt"}
-        assert mesh.pull("kept") == [rank * 3 for rank in range(8)]
-
     def test_ranks_that_finished_are_left_alone(self, mesh: Mesh, gate: Gate) -> None:
         run, recorder = started(mesh, f"if rank < 4:\n    {gate.wait}\nrank")
         recorder.wait_for(lambda recorder: len(recorder.of(events.Result)) == 4)
@@ -202,17 +188,6 @@ class TestCollective:
         assert failure.message == f"a run was interrupted in a collective; {GROUP_ABORTED}"
         assert "Cell In[13], line 2" in failure.traceback, "a message alone does not say where"
 
-    def test_who_waits_for_whom_is_said_although_nobody_has_ended(self, fresh_mesh: Mesh, soon: None) -> None:
-        mesh = fresh_mesh
-        mesh.run(f"{TRAIN}\n{INIT}")
-        run, recorder = started(mesh, "if rank != 3: step()\ndist.barrier()", cell_number=12)
-
-        recorder.wait_for(lambda recorder: "ranks 0-2,4-7 wait in all_reduce" in said_of_waits(recorder))
-        assert "rank 3 waits in barrier (Cell In[12]:3)" in said_of_waits(recorder)
-        assert "Press ■ (or %mesh interrupt) to free them" in said_of_waits(recorder)
-        run.interrupt()
-        assert run.wait(60)
-
     def test_ranks_that_wait_in_vain_for_one_that_failed_are_freed(self, fresh_mesh: Mesh, soon: None) -> None:
         mesh = fresh_mesh
         mesh.run(f"{TRAIN}\nkept = rank")
@@ -326,13 +301,6 @@ class TestCtrlC:
         "    print(interrupt)\n"
         "print(mesh.run('rank').values)\n"
     )
-
-    def test_it_frees_the_ranks(self, mesh: Mesh) -> None:
-        with client(self.PROGRAM.format(code="print('go')\nwhile True: pass", texts=["go"])) as script:
-            assert script.line() == "go"
-            script.interrupt()
-            assert script.line() == "interrupted ranks 0-7"
-            assert script.line() == "[0, 1, 2, 3, 4, 5, 6, 7]"
 
     @pytest.mark.usefixtures("impatient")
     def test_twice_replaces_what_does_not_stop(self, mesh: Mesh) -> None:

@@ -137,14 +137,6 @@ def test_an_interrupt_reaches_sync_endpoints_and_no_other_run_and_no_cell(driver
     assert not driver.interrupt("calls")
 
 
-def test_an_interrupt_of_a_cell_spares_endpoints(driver: RankProcess) -> None:
-    driver.ok("gate = threading.Event(); spared = start('spared', lambda: gate.wait() and 'done')")
-    spec = driver.start("time.sleep(1000)")
-    assert driver.interrupt(spec.run_id)
-    assert driver.result().failure.name == "KeyboardInterrupt"
-    assert driver.ok("gate.set(); spared.join(); outcomes") == {"spared": "done"}
-
-
 def test_cleanup_after_an_interrupt_is_not_hit_and_a_second_one_reaches_it(driver: RankProcess) -> None:
     driver.ok(
         "def body():\n"

@@ -398,21 +398,6 @@ def test_a_collective_in_the_cleanup_after_an_interrupt_is_freed_too(template: T
     assert result.group_aborted
 
 
-def test_aborting_groups_frees_a_rank_that_was_not_interrupted(template: TemplateProcess) -> None:
-    ranks = template.fork_mesh(2)
-    run_all(ranks, JOIN)
-    ranks[0].submit("dist.all_reduce(torch.ones(1))")
-    ranks[0].wait_hung()
-    ranks[0].abort_groups("rank 1 was restarted")
-    result = ranks[0].result()
-    assert (result.outcome, result.failure.name) == (OUTCOME_ERROR, "ProcessGroupAborted")
-    assert "rank 1 was restarted" in result.failure.message
-    assert result.group_aborted
-    ranks[1].abort_groups("rank 1 was restarted")
-    results = run_all(ranks, f"dist.init_process_group('gloo')\n{REDUCE}")
-    assert [result.outcome for result in results] == [OUTCOME_OK, OUTCOME_OK], results
-
-
 def test_an_abort_that_comes_late_spares_the_group_of_a_newer_run(template: TemplateProcess) -> None:
     """As when a cell is queued behind the interrupted one: it makes its group while the abort is on its way."""
     ranks = template.fork_mesh(2)
