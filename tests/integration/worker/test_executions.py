@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from integration.live import eventually
-from integration.worker.harness import RankProcess, TemplateProcess, run_all
+from integration.worker.harness import RankProcess, TemplateProcess, values
 from monarch_nb.proto.run_pb2 import Where
 from monarch_nb.proto.worker_pb2 import GetWhere, InterruptRun
 
@@ -188,13 +188,6 @@ def mesh_of_drivers(template: TemplateProcess, count: int = 2) -> list[RankProce
     for rank in ranks:
         rank.ok(DRIVER)
     return ranks
-
-
-def values(ranks: list[RankProcess], code: str) -> list[object]:
-    """Run a cell on all ranks, and return its values."""
-    results = run_all(ranks, code)
-    assert not any(result.HasField("failure") for result in results), results[0].failure.traceback
-    return [rank.value(result) for rank, result in zip(ranks, results, strict=True)]
 
 
 def test_a_cell_and_an_endpoint_that_make_the_group_at_once(template: TemplateProcess) -> None:

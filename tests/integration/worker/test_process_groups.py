@@ -265,9 +265,6 @@ def _echo(server: socket.socket) -> None:
             threading.Thread(target=serve, args=(server.accept()[0],), daemon=True).start()
 
 
-# ---- again and again
-
-
 # ---- ranks that die
 
 
