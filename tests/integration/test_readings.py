@@ -114,18 +114,6 @@ def test_a_rank_whose_code_holds_the_interpreter_keeps_nobody_waiting(mesh: Mesh
     run.join()
 
 
-def test_a_rank_whose_newest_run_raised_says_what(mesh: Mesh) -> None:
-    with pytest.raises(RunFailed):
-        mesh.run("if rank == 3: raise ValueError('bad batch')", cell_number=8)
-    assert {rank.rank: rank.failure for rank in ranks(mesh) if rank.failure} == {
-        3: "ValueError: bad batch (Cell In[8]:1)"
-    }
-    mesh.select([0, 1]).run("1")
-    assert ranks(mesh)[3].failure
-    mesh.run("1")
-    assert not any(rank.failure for rank in ranks(mesh))
-
-
 def test_what_was_raised_is_known_across_a_restart_of_the_allocator(spare_pool: list[Node]) -> None:
     node = spare_pool[0]
     dev = reserve("dev", nodes=1, procs=2)

@@ -224,15 +224,6 @@ class TestClient:
         with pytest.raises(RunNotFound):
             mesh.attach_run("unknown")
 
-    def test_a_script_that_ends_without_waiting(self, mesh: Mesh, gate: Gate) -> None:
-        with client(f"monarch_nb.attach('dev').mesh.submit({gate.wait!r} + '\\nrank')") as script:
-            assert script.finish() == ""
-            assert script.process.returncode == 0
-            assert script.errors() == ""
-        [info] = [info for info in mesh.runs() if not info.done]
-        gate.open(8)
-        assert mesh.attach_run(info.run_id).result() == list(range(8))
-
 
 class TestTwoClients:
     """Two notebooks on one reservation: their cells queue in order, and each sees its own output."""

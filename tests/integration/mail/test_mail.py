@@ -156,25 +156,3 @@ assert (node, reason) == ({there.node!r}, "the allocator of its own node ended w
     caller.call(range(4), b"again")
     answers = [caller.answer() for _ in range(4)]
     assert {answer.body for answer in answers} == {b"again"}
-
-
-def test_ranks_learn_that_another_node_was_lost(caller: Caller, mesh: Mesh, module_pool: list[Node]) -> None:
-    there = caller.address(4)
-    mesh.select(4).run("echo.deaf = True").result()
-    mesh.select(0).run(f"post.send({there.node!r}, [{there.process!r}], [b'wait'], call=9)").result()
-    mesh.select(4).run(HEARD).result()
-    kill_allocator(1)
-    assert isinstance(caller.next(), Lost)
-    code = f"""
-node, reason = came.get(timeout={TIMEOUT_S})
-assert node == {there.node!r}
-assert reason == "its allocator ended, or the network to it broke, while the call waited", reason
-"""
-    mesh.select(0).run(code).result()
-    LocalProvisioner().up()
-    mesh.select(4).run("echo.deaf = False").result()
-    code = f"""
-post.send({there.node!r}, [{there.process!r}], [b"again"], call=10)
-assert came.get(timeout={TIMEOUT_S})[1:] == (b"again", 10)
-"""
-    mesh.select(0).run(code).result()
