@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import signal
 from collections.abc import Iterator
 
 import pytest
 
-from integration.live import eventually, kill, pids_of
+from integration.live import eventually, kill
 from integration.mail.echoes import IN_RANKS, TIMEOUT_S, Caller, Lost, Refused
 from monarch_nb import config
 from monarch_nb.client.meshes.mesh import Mesh
@@ -84,35 +83,6 @@ def test_a_large_message_leaves_no_file_behind(caller: Caller, mesh: Mesh) -> No
     for _ in range(4):
         assert caller.answer().body[:] == body
     eventually(lambda: files_of_mail() == [])
-
-
-def test_a_large_message_goes_to_another_node_and_back(caller: Caller, mesh: Mesh) -> None:
-    there = caller.address(5)
-    code = f"""
-large = bytes(range(256)) * 40_000
-post.send({there.node!r}, [{there.process!r}], [large], call=8)
-assert came.get(timeout={TIMEOUT_S}) == (Address({there.node!r}, {there.process!r}), large[:20], 8)
-"""
-    mesh.select(0).run(code).result()
-    eventually(lambda: files_of_mail() == [])
-
-
-def test_who_waits_for_a_rank_that_dies_learns_how(caller: Caller, mesh: Mesh) -> None:
-    mesh.select(1).run("echo.deaf = True").result()
-    number = caller.call([0, 1], b"wait")
-    assert caller.answer().sender == caller.address(0)
-    kill(pids_of(mesh)[1])
-    refused = caller.next()
-    assert isinstance(refused, Refused)
-    assert (refused.call, refused.processes) == (number, [caller.address(1).process])
-    assert refused.reason.startswith("rank 1 on node0 died: killed by signal 9 (SIGKILL)")
-    assert refused.death is not None
-    assert refused.death.signal == signal.SIGKILL
-
-    caller.call([1], b"too late")
-    refused = caller.next()
-    assert isinstance(refused, Refused)
-    assert refused.reason.startswith("rank 1 on node0 has died: killed by signal 9")
 
 
 def test_who_waits_for_a_rank_that_is_restarted_is_told_and_later_messages_reach_the_new_one(
