@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from integration.files.copies import assert_same, copies, module, names_in
+from integration.files.copies import copies, module, names_in
 from integration.live import Recorder, client, eventually
 from monarch_nb.client.files.local_tree import Report
 from monarch_nb.client.files.transfer import SyncReport
@@ -123,27 +123,6 @@ class TestEdits:
         write("model.py", module("two"))
         assert synced.mesh.run("model.value()", sync=False).values == ["one"] * RANKS
         assert synced.mesh.run("model.value()").values == ["two"] * RANKS
-
-
-class TestNames:
-    def test_new_deleted_and_renamed(self, synced: Reservation, project: Path) -> None:
-        write("package/__init__.py", "")
-        write("package/old.py", module(1))
-        write("gone.py", module(2))
-        write("gone/with/all.txt", "below")
-        synced.sync()
-        assert_same(synced, project)
-        write("new.py", module(3))
-        Path("package/old.py").rename("package/new.py")
-        Path("gone.py").unlink()
-        subprocess.run(["rm", "-r", "gone"], check=True)
-        report = synced.sync()
-        assert_same(synced, project)
-        assert (report.files, report.kept) == (2, {})
-        code = "import package.new, new; package.new.value(), new.value()"
-        assert synced.mesh.run(code).values == [(1, 3)] * RANKS
-        with pytest.raises(RunFailed, match="No module named 'gone'"):
-            synced.mesh.run("import gone")
 
 
 class TestLeftOut:

@@ -24,13 +24,6 @@ pytestmark = pytest.mark.usefixtures("without_torch")
 
 RANKS = 8
 BIG_BYTES = 24 << 20
-HALT = """
-def halt(what, done_bytes, total_bytes):
-    if "sending" in what and done_bytes:
-        print("in the middle")
-        threading.Event().wait()
-"""
-"""A client's progress function that does not return: the sync goes no further."""
 local = LocalProvisioner()
 
 
@@ -149,18 +142,6 @@ def _half_way(tree: Path, file: Path, text: str) -> None:
 
 
 class TestClients:
-    def test_killed_in_the_middle_of_a_later_one(self, synced: Reservation, project: Path) -> None:
-        Path("model.py").write_text(module("old"))
-        synced.sync()
-        before = trees(synced)
-        Path("model.py").write_text(module("new"))
-        Path("big.bin").write_bytes(os.urandom(BIG_BYTES))
-        with client(f"{HALT}monarch_nb.attach('synced').sync(progress=halt)") as other:
-            assert other.line() == "in the middle"
-        assert trees(synced) == before
-        assert synced.mesh.run("import model; model.value()").values == ["new"] * RANKS
-        assert_same(synced, project)
-
     def test_two_on_the_same_files(self, synced: Reservation, project: Path) -> None:
         program = """
 mesh = monarch_nb.attach('synced').mesh
