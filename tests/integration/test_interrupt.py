@@ -126,28 +126,6 @@ class TestPython:
 
 
 class TestCollective:
-    def test_hang_interrupt_init_again_and_again_on_one_live_model(self, fresh_mesh: Mesh) -> None:
-        mesh = fresh_mesh
-        mesh.run(f"{TRAIN}\n{INIT}")
-        for missing in (0, 5):
-            assert mesh.run("step()").values == [28.0] * 8
-            run, recorder = started(mesh, f"if rank == {missing}: raise KeyError('boom')\nstep()", on_error="wait")
-            recorder.wait_for(lambda recorder: recorder.of(events.Result))
-            wait_until_in_collective(mesh, 7)
-            report = run.interrupt()
-            assert report.stuck == {}
-            assert report.aborted
-            with pytest.raises(RunFailed) as raised:
-                run.result(60)
-            others = [rank for rank in range(8) if rank != missing]
-            assert kinds(raised.value) == {"error": [missing], "interrupted": others}
-            messages = {raised.value.failures[rank].message for rank in others}
-            assert any("interrupted in all_reduce" in message for message in messages), messages
-            assert all("process group aborted" in message for message in messages), messages
-            mesh.run(INIT)
-        assert mesh.run("step()").values == [28.0] * 8
-        assert mesh.pull("steps") == [3] * 8
-
     @pytest.mark.parametrize("delay_s", [0.0, 0.03, 0.3])
     def test_one_press_at_any_moment(self, mesh: Mesh, delay_s: float) -> None:
         """Before the run has reached all nodes, before its ranks begin, inside destroy and init, in the all_reduce."""

@@ -115,23 +115,6 @@ rank"""
         assert mesh.select([1]).pull("kept") == ["in memory"]
         assert pids_of(mesh) == before
 
-    @pytest.mark.slow
-    def test_what_nobody_saw_is_not_guessed(self, mesh: Mesh, gate: Gate) -> None:
-        run, _ = started(mesh, gate.wait)
-        victim = pids_of(mesh)[2]
-        template = parent_of(victim)
-        kill(allocators()[0])
-        kill(template)
-        kill(victim)
-        local.up(2, 4)
-        gate.open(7)
-        with pytest.raises(RunFailed) as raised:
-            run.result()
-        [failure] = raised.value.failures.values()
-        assert (failure.rank, failure.kind, failure.exit_code) == (2, "died", None)
-        assert failure.signal in (None, signal.SIGKILL)
-        assert failure.signal or "unknown" in failure.message
-
     def test_the_socket_that_it_left_is_stale(self, mesh: Mesh) -> None:
         node = local.nodes()[0]
         kill(allocators()[0])
