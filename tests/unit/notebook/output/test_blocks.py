@@ -152,12 +152,6 @@ def test_what_has_only_a_line_of_its_own_folds() -> None:
     ]
 
 
-def test_a_dictionary_whose_lines_differ_stays_whole() -> None:
-    texts = [f'{{\n  "rank": {rank},\n  "loss": 0.{rank},\n  "host": "h"\n}}\n' for rank in range(4)]
-    assert _shown_of_each(texts) == _as_blocks(texts)
-    assert _shown_of_each(texts[:1] * 4) == [("0,1,2,3", line) for line in texts[0].splitlines()]
-
-
 def test_a_frame_stays_whole_and_equal_ones_fold() -> None:
     def frame(rank: int) -> str:
         return f"   step  loss\n0     1   0.{rank}\n1     2   0.5\n2    10  10.5\n"
