@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import re
-import signal
-from collections.abc import Callable
 
 from playwright.sync_api import expect
 
-from e2e.lab import WAIT_MS, Lab, OpenNotebook
-from integration.live import Gate
-from leaks import wait_for_end
+from e2e.lab import OpenNotebook
 
 
 def test_the_stop_button_frees_ranks_that_hang_in_a_collective(open_notebook: OpenNotebook) -> None:
@@ -32,41 +27,6 @@ def test_the_stop_button_frees_ranks_that_hang_in_a_collective(open_notebook: Op
     assert "ValueError: bad batch" in notebook.text(2)
     assert notebook.run(3).splitlines()[-1] == "Out[0-3]: 6.0"
     assert notebook.run(4) == "[7, 7, 7, 7]"
-
-
-def test_a_lost_kernel_gets_its_mesh_and_its_running_cell_back(
-    lab: Lab, open_notebook: OpenNotebook, make_gate: Callable[[], Gate]
-) -> None:
-    lost, attached = make_gate(), make_gate()
-    notebook = open_notebook(
-        "import os\nprint(os.getpid())\n%mesh push answer=42",
-        f"%%mesh\nprint('step 0')\n{lost.wait}\nprint('step 1')\n{attached.wait}\nprint('trained')\nrank % 2",
-        "%load_ext monarch_nb",
-        "%mesh attach",
-        "%mesh pull answer",
-    )
-    pid = int(notebook.run(1).splitlines()[0])
-    notebook.start(2)
-    notebook.wait_for_text(2, "[0-3] step 0")
-    os.kill(pid, signal.SIGKILL)
-    wait_for_end(pid, WAIT_MS / 1000)
-    notebook.accept("Kernel Restarting")
-    lost.open(4)
-    lab.wait_for_kernel()  # Jupyter is done with its own restart
-    notebook.choose("Kernel", "Restart Kernel…")
-    with notebook.page.expect_response(re.compile("/api/kernels/.*/restart"), timeout=WAIT_MS):
-        notebook.accept("Restart Kernel?")
-    notebook.wait_for_kernel()
-    told = notebook.run(3)
-    alive = "attached to dev: 2 nodes × 2 procs, 4 ranks alive"
-    assert told == f"{alive}, run 2, cell [3] still running: %mesh attach follows it, %mesh interrupt stops it"
-    notebook.start(4)
-    notebook.wait_for_text(4, "[0-3] step 1")
-    assert notebook.is_running(4)
-    attached.open(4)
-    notebook.wait_for_end(4)
-    notebook.wait_for_text(4, re.compile(r"\[0-3\] trained\s*Out\[0,2\]: 0\s*Out\[1,3\]: 1"))
-    assert notebook.run(5) == "[42, 42, 42, 42]"
 
 
 def test_tab_completes_names_of_a_rank_and_subcommands(open_notebook: OpenNotebook) -> None:

@@ -15,8 +15,6 @@ from e2e.panel import LogPage, PanelPage
 from gpus import FakeGpus
 from integration.live import Gate, kill, pids_of, started
 from monarch_nb.client.reservations.reservation import Reservation
-from monarch_nb.provision import Node
-from monarch_nb.provision.local import LocalProvisioner
 
 ATTACH = "%load_ext monarch_nb\n%mesh attach dev"
 LEFT = r"(8 h|7 h \d+ min) left"
@@ -220,15 +218,6 @@ def test_a_restarted_server_finds_everything_again(lab: Lab, panel: PanelPage, h
     panel.page.close()  # it answers dialogs
 
 
-def test_a_reservation_that_is_released_elsewhere_goes_from_the_panel(panel: PanelPage, held: Reservation) -> None:
-    panel.button("Log").click()
-    panel.button("Restart…").click()
-    held.release()
-    expect(panel.card("dev")).to_have_count(0)
-    expect(panel.root).to_contain_text("You hold nothing")
-    expect(panel.page.locator(".mnb-log").get_by_role("alert")).to_be_visible()
-
-
 def test_a_notebook_without_a_kernel_is_told_so(
     lab: Lab, notebook: NotebookPage, panel: PanelPage, held: Reservation
 ) -> None:
@@ -255,29 +244,3 @@ def test_gpus_are_a_map_of_what_they_do_and_who_holds_them(panel: PanelPage, gpu
     gpus.set()
     expect(free).to_have_accessible_name(figures)
     expect(free).to_have_attribute("data-same", "yes")  # nothing was rendered anew
-
-
-@pytest.fixture
-def pool_again() -> object:
-    yield
-    LocalProvisioner().down(force=True)
-    LocalProvisioner().up(nodes=2, procs=4)
-
-
-def test_a_pool_that_vanishes_under_the_form_is_started_again_from_the_panel(
-    panel: PanelPage, shared_pool: list[Node], pool_again: None
-) -> None:
-    panel.open_form(name="dev", nodes="2", kind="procs", per_node="2")
-    verdict = panel.form.get_by_role("status")
-    expect(verdict).to_have_text("fits: node0, node1; 4 procs free after that")
-    LocalProvisioner().down()
-    expect(verdict).to_have_text("no pool is up: a local one, 2 nodes × 2 procs, starts first")
-    panel.button("Close").click()
-    expect(panel.root).to_contain_text("no pool 'local' is up")
-    panel.button("Start a local pool…").click()
-    expect(panel.form).to_have_accessible_name("Start a local pool")
-    panel.fill(nodes="2", procs="3")
-    panel.submit()
-    expect(panel.form.get_by_role("progressbar")).to_be_visible()
-    expect(panel.root).to_contain_text("6/6 procs free")
-    expect(panel.root.locator(".mnb-node[data-node-state='ok']")).to_have_count(2)

@@ -158,12 +158,6 @@ def test_release_needs_a_choice(spare_pool: list[Node], capsys: pytest.CaptureFi
     assert said(capsys, "release", "--all") == "released one (1 node × 1 proc)\nreleased two (1 node × 1 proc)\n"
 
 
-def test_down_force_ends_what_is_held(pool_home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    monarch_nb.reserve("dev", procs=2).mesh.submit("import time; time.sleep(600)")
-    said(capsys, "down", "--force")
-    assert leaks_of(pool_home) == []
-
-
 def test_a_reader_that_leaves_is_no_error(spare_pool: list[Node]) -> None:
     monarch_nb.reserve("dev", procs=1).mesh.run("for i in range(100_000): print('line', i)")
     command = f"{sys.executable} -m monarch_nb.cli.main logs dev --raw -n 0 | head -n 1"

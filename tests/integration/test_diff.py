@@ -74,16 +74,6 @@ def test_the_value_is_evaluated_once_and_not_kept(mesh: Mesh) -> None:
     assert mesh.run("calls, made() is None").values == [(1, True)] * 8
 
 
-def test_an_expression_that_fails_names_the_ranks(mesh: Mesh) -> None:
-    mesh.run("if rank in (2, 5): there = 1\nelse:\n    if 'there' in globals(): del there")
-    with pytest.raises(
-        UsageError, match=r"^ranks 0-1,3-4,6-7: NameError: name 'there' is not defined\n%mesh pull there shows where$"
-    ):
-        mesh.diff("there")
-    with pytest.raises(UsageError, match="give one thing to compare"):
-        mesh.diff()
-
-
 def test_ranks_that_stand_at_a_breakpoint(mesh: Mesh) -> None:
     run = mesh.submit("def step(x):\n    breakpoint()\nstep([rank // 6, 'a' * 400_000])", on_breakpoint="stop")
     debugger = Debugger(mesh)

@@ -3,32 +3,24 @@
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import grpc
 import pytest
 
 import monarch_nb
-from integration.live import TIMEOUT_S, Gate, Recorder, client, lives
+from integration.live import TIMEOUT_S, Gate, Recorder, client
 from leaks import processes_of, wait_for_end
-from monarch_nb import config
 from monarch_nb.client.connections.bridge import call
-from monarch_nb.client.connections.connection import Connection
 from monarch_nb.client.reservations.lists import list_reservations
 from monarch_nb.client.reservations.reservation import Reservation
 from monarch_nb.client.reservations.reserve import reserve
 from monarch_nb.errors import (
-    CapacityError,
     PreloadError,
     ReservationNotFound,
     SpawnError,
-    VersionMismatch,
 )
 from monarch_nb.proto import allocator_pb2 as pb
-from monarch_nb.proto.allocator_pb2_grpc import AllocatorStub
 from monarch_nb.provision import Node
 from monarch_nb.provision.local import LocalProvisioner
 
@@ -62,31 +54,12 @@ def test_a_rank_that_is_named_twice_is_replaced_once(held: Reservation) -> None:
 
 
 @pytest.mark.usefixtures("nothing_stays")
-class TestCapacity:
-    def test_more_than_is_free_names_who_holds_the_rest(self, held: Reservation) -> None:
-        with pytest.raises(CapacityError) as raised:
-            reserve("more", nodes=2, procs=4)
-        assert "only 1 of 2 nodes can take 4 procs" in str(raised.value)
-        assert f"node0: 1 of 4 procs free; held ({held.owner}) holds 3 procs" in str(raised.value)
-        assert [info.name for info in list_reservations()] == ["held"]
-        assert held.mesh.run("rank").values == [0, 1, 2]
-
-
-@pytest.mark.usefixtures("nothing_stays")
 class TestNames:
     def test_the_same_again_is_the_same(self, held: Reservation) -> None:
         held.mesh.run("kept = rank")
         again = reserve("held", procs=3)
         assert again.id == held.id
         assert again.mesh.run("kept").values == [0, 1, 2]
-
-    def test_replaced_on_demand(self, held: Reservation) -> None:
-        replaced = reserve("held", procs=2, replace=True)
-        assert replaced.id != held.id
-        assert replaced.mesh.run("rank").values == [0, 1]
-        with pytest.raises(monarch_nb.MonarchNbError, match=r"released|does not exist"):
-            held.mesh.run("rank")
-        replaced.release()
 
     def test_released_it_is_gone(self, shared_pool: list[Node]) -> None:
         gone = reserve("gone", procs=1)
@@ -202,56 +175,3 @@ class TestInterruptedHalfWay:
         assert LocalProvisioner().nodes() == [], "those that were started have ended"
         assert list_reservations() == []
         assert reserve("whole", procs=1).mesh.run("rank").values == [0]
-
-
-class TestProtocol:
-    def test_another_version_is_refused_by_name(self, shared_pool: list[Node], monkeypatch: pytest.MonkeyPatch) -> None:
-        theirs = config.PROTOCOL
-        monkeypatch.setattr(config, "PROTOCOL", 99)
-
-        async def describe() -> None:
-            connection = Connection("node0", shared_pool[0].address)
-            try:
-                await connection.describe()
-            finally:
-                await connection.close()
-
-        said = rf"protocol 99.*protocol {theirs}.*install the same version"
-        with pytest.raises(VersionMismatch, match=said) as raised:
-            call(describe())
-        assert "99" in raised.value.client
-        with pytest.raises(VersionMismatch, match="install the same version"):
-            reserve("other-version", procs=1)
-
-    def test_and_so_is_its_session(self, shared_pool: list[Node]) -> None:
-        answered = threading.Event()
-
-        def requests() -> Iterator[pb.SessionRequest]:
-            yield pb.SessionRequest(open=pb.Open(protocol=99, client_id="old"))
-            answered.wait(TIMEOUT_S)  # whoever ends a session is told nothing any more
-
-        with grpc.insecure_channel(shared_pool[0].address) as channel:
-            events = AllocatorStub(channel).Session(requests(), timeout=TIMEOUT_S)  # type: ignore[no-untyped-call]
-            first = next(iter(events)).events[0]
-            answered.set()
-        assert "protocol 99" in first.refused.error_json
-
-    def test_nonsense_changes_nothing(self, shared_pool: list[Node]) -> None:
-        requests: list[tuple[str, Any]] = [
-            ("Confirm", pb.ConfirmRequest(reservation_id="unknown")),
-            ("Spawn", pb.SpawnRequest(reservation_id="unknown", mesh_id="m", ranks=1)),
-            ("HostStore", pb.HostStoreRequest(reservation_id="unknown", mesh_id="m")),
-            ("Restart", pb.RestartRequest(mesh_id="unknown", ranks=[0])),
-            ("Control", pb.ControlRanksRequest(mesh_id="unknown", ranks=[0], question={"where": {}})),
-            ("Reserve", pb.ReserveRequest(reservation_id="r", name="n", owner="o")),
-        ]
-        with grpc.insecure_channel(shared_pool[0].address) as channel:
-            stub = AllocatorStub(channel)  # type: ignore[no-untyped-call]
-            for method, request in requests:
-                with pytest.raises(grpc.RpcError) as raised:
-                    getattr(stub, method)(request, timeout=TIMEOUT_S)
-                assert raised.value.code() in (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.INVALID_ARGUMENT), method
-            assert stub.Release(pb.ReleaseRequest(reservation_id="unknown"), timeout=TIMEOUT_S).ranks_ended == 0
-            left = stub.Status(pb.StatusRequest(), timeout=TIMEOUT_S)
-        assert list(left.reservations) == []
-        assert lives(left.node.pid)

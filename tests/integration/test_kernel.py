@@ -95,16 +95,6 @@ def test_output_of_a_thread_lands_in_the_cell_that_runs(kernel: Kernel, make_gat
     kernel.wait(silent_cell, "[3] from the thread 3")
 
 
-def test_a_handle_of_an_earlier_cell_updates_what_that_shows(kernel: Kernel) -> None:
-    made = kernel.start("%%mesh -t 0\nhandle = display('old', display_id=True)\nprint('below')")
-    assert "old" in kernel.wait(made)
-    assert kernel.run("%%mesh -t 0\nhandle.update('new')\nprint('updated')") == "[0] updated"
-    assert "new" in kernel.wait(made, "new")
-    assert "old" not in kernel.text(made)
-    shown = kernel.run("%%mesh -t 0\nfrom IPython.display import update_display\nupdate_display(7, display_id='lost')")
-    assert shown == "[0] 7", "an update of what was never shown shows it"
-
-
 def test_a_bar_of_rich_is_live(kernel: Kernel, gate: Gate) -> None:
     bar = (
         f"with Progress() as bar:\n    task = bar.add_task('training', total=2)\n    bar.advance(task)\n    {gate.wait}"
@@ -114,15 +104,6 @@ def test_a_bar_of_rich_is_live(kernel: Kernel, gate: Gate) -> None:
     gate.open()
     assert "100%" in kernel.wait(cell)
     assert "50%" not in kernel.text(cell)
-
-
-def test_json_comes_through_as_json(kernel: Kernel) -> None:
-    code = "from IPython.display import JSON\nprint('above')\ndisplay(JSON({'a': 1}))\nprint('below')"
-    cell = kernel.start(f"%%mesh\n{code}\nJSON([rank])")
-    kernel.wait(cell)
-    data = [output["data"] for output in kernel.outputs(cell)]
-    assert [each["application/json"] for each in data if "application/json" in each] == [{"a": 1}, [0], [1], [2], [3]]
-    assert [each["text/plain"].startswith("[0-3] below") for each in data[:3]] == [False, False, True]
 
 
 def test_who_follows_the_hint_of_what_is_shortened_has_all_of_it(kernel: Kernel) -> None:

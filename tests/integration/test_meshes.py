@@ -63,14 +63,6 @@ def test_a_mesh_that_is_just_being_made_is_waited_for(judging: Kernel) -> None:
     assert "late of dev has ended" in judging.run("%mesh stop late")
 
 
-def test_a_dead_rank_is_restarted_there(judging: Kernel) -> None:
-    shown = judging.run("%%mesh --mesh judges -t 1\nimport os\nos.abort()")
-    assert "%mesh restart --mesh judges -t 1" in shown
-    assert "%mesh restart --mesh judges -t 1" in judging.run("%%mesh --mesh judges\n1")
-    judging.run("%mesh restart --mesh judges -t 1")
-    assert judging.run("%mesh pull rank --mesh judges") == "[0, 1]"
-
-
 def test_an_interrupt_is_for_that_mesh_alone(judging: Kernel, gate: Gate) -> None:
     judging.run(f"%%mesh --noblock\n{gate.wait}")
     cell = judging.start("%%mesh --mesh judges\nprint('there', flush=True)\nimport time\nwhile True: time.sleep(0.01)")

@@ -133,18 +133,6 @@ def test_a_rank_that_gloo_ends_says_who_has_called_what(mesh: Mesh) -> None:
     mesh.restart()
 
 
-def test_ranks_that_finished_say_what_they_have_called_where_gloo_ends_another(mesh: Mesh) -> None:
-    mesh.run(INIT)
-    with pytest.raises(RunFailed) as raised:
-        mesh.run("dist.broadcast(torch.ones(8 if rank == 2 else 1024), 0)")
-    message = raised.value.failures[2].message
-    assert re.search(
-        r"call 4 in the default group is broadcast of float32\[1024\] on ranks? \S+, broadcast on", message
-    )
-    assert message.endswith(": shapes or dtypes differ")
-    mesh.restart()
-
-
 def test_the_traceback_of_a_call_that_torch_refuses_ends_at_the_line_of_the_cell(mesh: Mesh) -> None:
     mesh.run(INIT)
     with pytest.raises(RunFailed) as raised:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import monarch_nb
 from integration.kernels import PATIENT, Kernel
-from integration.live import Gate, leave
+from integration.live import Gate
 from integration.stopped import all_asked
 from monarch_nb.shape import Extent, parse_targets
 
@@ -72,20 +72,6 @@ def test_two_notebooks_hear_of_each_other(prompt: Kernel, open_kernel: Callable[
     assert "interrupted from b.ipynb" in prompt.wait(endless)
     assert "b.ipynb uses both, too" in prompt.run("%mesh attach")
     prompt.run("%mesh release")
-
-
-def test_time_that_runs_out(prompt: Kernel) -> None:
-    assert "2 ranks ready in" in prompt.run("%load_ext monarch_nb\n%mesh reserve brief --procs 2 --time 1h")
-    endless = prompt.start("%%mesh\nprint('begun')\nimport threading\nthreading.Event().wait()")
-    prompt.wait(endless, "[0-1] begun")
-    leave(monarch_nb.attach("brief"), 0.2)
-    shown = prompt.wait(endless)
-    assert "ReservationExpired\x1b[39m: brief was released at" in shown
-    assert shown.count("brief was released at") == 1, "the error says it alone"
-    assert "Traceback" not in shown
-    assert re.search(r"its time of [\d.]+ s was up; %mesh reserve makes a new one", prompt.run("%%mesh\nrank"))
-    prompt.restart()
-    assert prompt.run("%load_ext monarch_nb").startswith("brief was released at ")
 
 
 def test_a_release_elsewhere_is_told_and_ones_own_is_not(prompt: Kernel) -> None:

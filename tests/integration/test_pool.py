@@ -103,17 +103,6 @@ def test_nothing_listens_beyond_unix_sockets(spare_pool: list[Node]) -> None:
         assert NodePaths(node.directory).sockets.stat().st_mode & 0o777 == 0o700
 
 
-def test_an_allocator_that_died_is_started_again_where_it_was(spare_pool: list[Node]) -> None:
-    kill(spare_pool[1])  # its socket stays behind, stale
-    assert NodePaths(spare_pool[1].directory).allocator_socket.exists()
-    said: list[str] = []
-    again = local.up(2, 4, progress=said.append)
-    assert said[0] == "the allocator of node1 died; a new one adopts its ranks"
-    assert again[0] == spare_pool[0]
-    assert again[1].pid != spare_pool[1].pid
-    assert again[1].directory == spare_pool[1].directory
-
-
 def test_down_after_allocators_were_killed_ends_their_templates(pool_home: Path) -> None:
     for node in local.up(2, 1):
         kill(node)

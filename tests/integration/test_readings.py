@@ -10,15 +10,13 @@ import pytest
 
 from gpus import FakeGpus
 from integration.live import Gate, Recorder, eventually, kill, started
-from monarch_nb.cli.main import main
 from monarch_nb.client.connections.bridge import call
 from monarch_nb.client.connections.events import Notice
 from monarch_nb.client.meshes.mesh import Mesh
 from monarch_nb.client.pools.infos import RankInfo, rank_infos
 from monarch_nb.client.pools.pool import pool_named
 from monarch_nb.client.reservations.reserve import reserve
-from monarch_nb.errors import CapacityError, RunFailed
-from monarch_nb.notebook.output.tables import status_table
+from monarch_nb.errors import RunFailed
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.provision import Node
 from monarch_nb.provision.local import LocalProvisioner
@@ -66,28 +64,6 @@ def test_gpus_of_a_node(gpus: FakeGpus, tmp_path: Path) -> None:
     dev.release()
 
 
-def test_a_gpu_that_has_fallen_off_the_bus_is_not_leased(
-    spare_pool: list[Node], gpus: FakeGpus, capsys: pytest.CaptureFixture[str]
-) -> None:
-    gpus.set(lost=[5])  # already when the allocator starts
-    kill(spare_pool[0].pid or 0)
-    LocalProvisioner().up()
-    first = reserve("first", nodes=1, gpus=2)
-    gpus.set(lost=[1, 3, 5])
-    eventually(lambda: asked()[0].node.gpus_free == 4)
-    assert main(["status"]) == 0
-    said = capsys.readouterr().out
-    assert "2 of 8" in said
-    gone = [f"GPU {index} has fallen off the bus: the machine has to be restarted" for index in (1, 3, 5)]
-    assert f"node0: 4 of 8 GPUs free; {'; '.join(gone)}" in said
-    with pytest.raises(
-        CapacityError, match=r"node0: 4 of 8 gpus free; first \(.*\) holds 2 gpus; GPU 1 has fallen off"
-    ):
-        reserve("more", nodes=1, gpus=5)
-    assert [info.trouble for info in first.mesh.status()] == ["", gone[0]]
-    assert f"rank 1: {gone[0]}" in str(status_table(first.mesh, first.mesh.status(), []))
-
-
 def test_where_ranks_wait_and_that_they_do_no_longer(fresh_mesh: Mesh, gate: Gate) -> None:
     code = f"""import torch.distributed as dist
 dist.init_process_group('gloo')
@@ -112,18 +88,6 @@ def test_a_rank_whose_code_holds_the_interpreter_keeps_nobody_waiting(mesh: Mesh
     mesh.select([0]).restart()
     run.interrupt()
     run.join()
-
-
-def test_a_rank_whose_newest_run_raised_says_what(mesh: Mesh) -> None:
-    with pytest.raises(RunFailed):
-        mesh.run("if rank == 3: raise ValueError('bad batch')", cell_number=8)
-    assert {rank.rank: rank.failure for rank in ranks(mesh) if rank.failure} == {
-        3: "ValueError: bad batch (Cell In[8]:1)"
-    }
-    mesh.select([0, 1]).run("1")
-    assert ranks(mesh)[3].failure
-    mesh.run("1")
-    assert not any(rank.failure for rank in ranks(mesh))
 
 
 def test_what_was_raised_is_known_across_a_restart_of_the_allocator(spare_pool: list[Node]) -> None:

@@ -115,23 +115,6 @@ rank"""
         assert mesh.select([1]).pull("kept") == ["in memory"]
         assert pids_of(mesh) == before
 
-    @pytest.mark.slow
-    def test_what_nobody_saw_is_not_guessed(self, mesh: Mesh, gate: Gate) -> None:
-        run, _ = started(mesh, gate.wait)
-        victim = pids_of(mesh)[2]
-        template = parent_of(victim)
-        kill(allocators()[0])
-        kill(template)
-        kill(victim)
-        local.up(2, 4)
-        gate.open(7)
-        with pytest.raises(RunFailed) as raised:
-            run.result()
-        [failure] = raised.value.failures.values()
-        assert (failure.rank, failure.kind, failure.exit_code) == (2, "died", None)
-        assert failure.signal in (None, signal.SIGKILL)
-        assert failure.signal or "unknown" in failure.message
-
     def test_the_socket_that_it_left_is_stale(self, mesh: Mesh) -> None:
         node = local.nodes()[0]
         kill(allocators()[0])
@@ -223,15 +206,6 @@ class TestClient:
         ]
         with pytest.raises(RunNotFound):
             mesh.attach_run("unknown")
-
-    def test_a_script_that_ends_without_waiting(self, mesh: Mesh, gate: Gate) -> None:
-        with client(f"monarch_nb.attach('dev').mesh.submit({gate.wait!r} + '\\nrank')") as script:
-            assert script.finish() == ""
-            assert script.process.returncode == 0
-            assert script.errors() == ""
-        [info] = [info for info in mesh.runs() if not info.done]
-        gate.open(8)
-        assert mesh.attach_run(info.run_id).result() == list(range(8))
 
 
 class TestTwoClients:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
 import pytest
@@ -87,18 +86,6 @@ mesh.spawn("helped", Helped).both.call().get()
 """
     assert "rank 3: 80" in trainers.run(helped.format(2))
     assert "rank 3: 120" in trainers.run(helped.format(3)), "as they are when it is spawned"
-
-
-def test_an_error_names_the_ranks_and_output_lands_in_the_cell_that_called(trainers: Kernel) -> None:
-    shown = trainers.run("trainers.fail.call().get()")
-    assert "trainers.fail failed on ranks 0-3 of 4" in shown
-    assert "ValueError: bad 0–1" in shown
-    assert re.search(r"Cell In\[\d+\], line", shown)
-    assert "ipykernel_" not in shown
-    assert "rank 2: 2" in trainers.run("trainers.step.call(1).get()"), "the actors live"
-    called = trainers.start("waiting = trainers.wait.call(1)")
-    assert "[0-3] waits" in trainers.wait(called, "[0-3] waits")
-    assert "waits" not in trainers.run("waiting.get()")
 
 
 def test_an_interrupt_reaches_the_endpoints(trainers: Kernel) -> None:

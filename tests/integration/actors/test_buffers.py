@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +13,7 @@ import pytest
 import torch
 
 from integration.live import TIMEOUT_S
-from monarch_nb.actor import Actor, ActorError, endpoint
+from monarch_nb.actor import Actor, endpoint
 from monarch_nb.client.meshes.mesh import Mesh
 from monarch_nb.errors import BufferFailed
 from monarch_nb.rdma import RDMAAction, RDMABuffer
@@ -40,10 +39,6 @@ class Trainer(Actor):
         """Hold the thread, and mostly the interpreter, until a file is there."""
         while not os.path.exists(path):
             sum(range(10_000))
-
-    @endpoint
-    def pid(self) -> int:
-        return os.getpid()
 
     @endpoint
     def sum(self) -> float:
@@ -143,27 +138,3 @@ def test_an_owner_that_computes_holds_nobody_up(trainer: Any, generators: Any, t
 
 def test_what_is_read_is_never_what_came_after_a_buffer(trainer: Any, generators: Any) -> None:
     trainer.make_and_drop.call_one(generators, 30).get(TIMEOUT_S)
-
-
-def test_where_the_owner_has_gone(trainer: Any, generators: Any, actor_mesh: Mesh) -> None:
-    buffer = trainer.make.call_one(SMALL).get(TIMEOUT_S)
-    large = trainer.make.call_one(LARGE).get(TIMEOUT_S)
-    assert buffer.owner == "rank 0 on node0"
-    pid = trainer.pid.call_one().get(TIMEOUT_S)
-    others = [generators.slice(**place) for place in (NEAR, FAR)]
-    busy = [other.read.call_one(large) for other in others for _ in range(3)]
-    os.kill(pid, signal.SIGKILL)
-    for reading in busy:  # what had been there is right, or it says why it is not
-        if (error := reading.exception(TIMEOUT_S)) is not None:
-            assert "the read of 20 MB from rank 0 on node0 failed: its process died: killed by signal 9" in str(error)
-    for other in others:
-        with pytest.raises(ActorError, match=r"read of 4.0 kB from rank 0 on node0 failed: its process died: killed"):
-            other.read.call_one(buffer).get(TIMEOUT_S)
-    large.drop().get(TIMEOUT_S)
-    actor_mesh.restart([0])
-    for other in others:
-        with pytest.raises(ActorError, match=r"from rank 0 on node0 failed: the buffer was dropped, its actor has"):
-            other.read.call_one(buffer).get(TIMEOUT_S)
-        with pytest.raises(ActorError, match=r"write of 4.0 kB to rank 0 on node0 failed: the buffer was dropped"):
-            other.write.call_one(buffer, 1).get(TIMEOUT_S)
-    buffer.drop().get(TIMEOUT_S)

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
 
 from integration.files.copies import copies, module, names_in
-from integration.live import TIMEOUT_S
-from monarch_nb.client.connections.bridge import call
 from monarch_nb.client.files.fetch import FetchReport
 from monarch_nb.client.reservations.reservation import Reservation
 from monarch_nb.client.reservations.reserve import reserve
-from monarch_nb.config import NodePaths
-from monarch_nb.errors import FilesError, MonarchNbError
-from monarch_nb.proto import files_pb2 as pb
-from monarch_nb.provision import Node
+from monarch_nb.errors import FilesError
 from monarch_nb.provision.local import LocalProvisioner
 
 pytestmark = pytest.mark.usefixtures("without_torch")
@@ -26,17 +20,6 @@ ONE_PER_NODE = (0, 2, 4, 6)
 
 
 class TestKept:
-    def test_what_ranks_wrote_is_kept_and_named(self, synced: Reservation) -> None:
-        Path("model.py").write_text(module(1))
-        synced.mesh.select([2]).run(WRITES)
-        Path("notes.txt").write_text("mine")
-        report = synced.sync()
-        assert report.kept == {"notes.txt": ("node1",)}
-        assert [(copy / "notes.txt").read_text() for copy in copies(synced)] == ["mine", "of rank 2", "mine", "mine"]
-        Path("notes.txt").write_text("mine again")
-        synced.mesh.run("pass")
-        assert (copies(synced)[1] / "notes.txt").read_text() == "of rank 2"
-
     def test_what_ranks_changed_is_kept(self, synced: Reservation) -> None:
         for name in ("edited.txt", "deleted.txt", "replaced.txt", "log.txt"):
             Path(name).write_text("first")
@@ -57,40 +40,6 @@ class TestKept:
         assert last[b"replaced.txt/x"][2] == b"x"
         assert b"deleted.txt" not in last
         assert [(copy / "log.txt").exists() for copy in copies(synced)] == [False, False, False, True]
-
-    def test_overwritten_on_demand(self, synced: Reservation) -> None:
-        Path("notes.txt").write_text("mine")
-        Path("other.txt").write_text("mine")
-        synced.sync()
-        synced.mesh.run(WRITES)
-        synced.mesh.run("open('own.txt', 'w').write('nobody has that name')")
-        report = synced.sync(overwrite=True)
-        assert not report.kept
-        for copy in copies(synced):
-            assert (copy / "notes.txt").read_text() == "mine"
-            assert (copy / "own.txt").read_text() == "nobody has that name"
-        Path("notes.txt").write_text("mine, later")
-        assert not synced.sync().kept
-        assert {(copy / "notes.txt").read_text() for copy in copies(synced)} == {"mine, later"}
-
-    def test_released_they_stay_on_the_node(self, isolated_pool: list[Node], project: Path) -> None:
-        Path("model.py").write_text(module(1))
-        dev = reserve("training", nodes=4, procs=2)
-        dev.mesh.run("import model")
-        dev.mesh.select([2]).run("import os; os.mkdir('out'); open('out/last.pt', 'w').write('weights')")
-        (kept,) = dev.release()
-        assert (kept.node, kept.files, kept.size_bytes) == ("node1", 1, 7)
-        for number, node in enumerate(isolated_pool):
-            paths = NodePaths(node.directory)
-            assert not (paths.workspaces / dev.id).exists()
-            places = list(paths.kept.glob("training-*")) if paths.kept.exists() else []
-            if number != 1:
-                assert not places
-                continue
-            assert [str(place) for place in places] == [kept.directory]
-            assert names_in(places[0]).keys() == {b"out", b"out/last.pt"}
-            assert (places[0] / "out/last.pt").read_text() == "weights"
-            assert kept.directory in paths.allocator_log.read_text()
 
     def test_they_outlive_the_pool(self, pool_home: Path, project: Path) -> None:
         LocalProvisioner().up(nodes=1, procs=2, isolate=True)
@@ -146,18 +95,6 @@ class TestFetch:
         assert (seen[-1], report.total_bytes) == (8 << 20, 8 << 20)
         assert len(seen) >= 8
         assert seen == sorted(seen)
-
-    def test_only_files_are_read(self, synced: Reservation, tmp_path: Path) -> None:
-        path = tmp_path / "pipe"
-        os.mkfifo(path)
-        connection = synced.files.connections[0]
-
-        async def read() -> int:
-            request = pb.ReadFileRequest(path=os.fsencode(path))
-            return sum([len(piece.data) async for piece in connection.stream("ReadFile", request)])
-
-        with pytest.raises(MonarchNbError, match="is not a file"):
-            call(read(), timeout_s=TIMEOUT_S)
 
 
 class TestList:

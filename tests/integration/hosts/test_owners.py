@@ -48,13 +48,6 @@ class TestStrangers:
         for secret in ("hunter2", "secret", dev.mesh.id, str(Path.cwd())):
             assert secret not in line
 
-    def test_who_made_the_pool_releases_what_others_hold(self, bob: Person, capsys: pytest.CaptureFixture[str]) -> None:
-        bob.run("import monarch_nb; monarch_nb.reserve('his', procs=1, preload=[])")
-        assert [(info.name, info.owner, info.right) for info in list_reservations()] == [("his", "bob", "")]
-        assert main(["release", "--pool", "lab", "bob/his"]) == 0
-        assert capsys.readouterr().out == "released his of bob\n"
-        assert list_reservations() == []
-
 
 def line_of(process: subprocess.Popen[str]) -> str:
     assert process.stdout is not None
@@ -69,12 +62,6 @@ def line_with(process: subprocess.Popen[str], *texts: str) -> str:
     return line
 
 
-BOBS_CELL = """
-import monarch_nb
-dev = monarch_nb.attach("dev")
-run = dev.mesh.submit("print('his output'); hers + rank", listener=lambda event: print(event, flush=True))
-print(run.wait() and run.values, flush=True)
-"""
 BOBS_VIEW = """
 import monarch_nb
 dev = monarch_nb.attach("dev")
@@ -109,28 +96,6 @@ except Exception as error:
 
 
 class TestShares:
-    def test_who_may_run_cells_waits_in_the_same_queue_and_hears_for_whose(
-        self, dev: Reservation, bob: Person, tmp_path: Path
-    ) -> None:
-        dev.share("bob", "run")
-        assert dev.shares == {"bob": "run"}
-        go_on = tmp_path / "go-on"
-        hers = dev.mesh.submit(
-            f"import os, time\nhers = 10\nwhile not os.path.exists({str(go_on)!r}): time.sleep(0.01)"
-        )
-        with bob.begin(BOBS_CELL) as process:
-            try:
-                heard = line_of(process)
-                assert "waits for: alice's run 1" in heard, heard
-                assert [info.owner for info in dev.mesh.runs()] == ["", "bob"]
-                go_on.touch()
-                hers.wait()
-                said, errors = process.communicate(timeout=TIMEOUT_S)
-            finally:
-                process.kill()
-        assert said.splitlines()[-1] == "[10, 11]", errors
-        assert "his output" in said
-
     def test_each_sees_whose_cell_runs_and_who_shares_it_no_longer(self, dev: Reservation, bob: Person) -> None:
         assert "issued to 'bbo' in the pool lab; did you mean bob?" in dev.share("bbo")
         dev.unshare("bbo")

@@ -16,7 +16,7 @@ from integration.ways import HEARS, AnyQueue, AnyWay
 from leaks import processes_of
 from monarch_nb.client.reservations.reserve import reserve
 from monarch_nb.config import HOME_VARIABLE
-from monarch_nb.errors import CapacityError, UsageError
+from monarch_nb.errors import UsageError
 
 if TYPE_CHECKING:
     from integration.lsf.conftest import Lsf
@@ -40,13 +40,6 @@ def test_what_stands_after_the_dashes_is_for_bsub_and_the_run_limit_is_the_limit
     with pytest.raises(UsageError, match=r"does not let you extend job 1 \(.*hard limit.*bmod -W 999 1, or save"):
         dev.extend(60.0 * (999 - 41))
     dev.release()
-
-
-def test_what_lsf_refuses_is_said_in_its_words(way: Lsf) -> None:
-    with pytest.raises(CapacityError, match=r"Too many processors requested.*Ask for less.*there are gpu, normal"):
-        reserve("dev", nodes=9, procs=1, on="lsf")
-    with pytest.raises(UsageError, match=r"nosuch: No such queue\. Job not submitted\.; there are gpu, normal"):
-        reserve("dev", procs=1, on="lsf", on_arguments=["-q", "nosuch"])
 
 
 INSIDE = """

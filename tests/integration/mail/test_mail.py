@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import signal
 from collections.abc import Iterator
 
 import pytest
 
-from integration.live import eventually, kill, pids_of
+from integration.live import eventually, kill
 from integration.mail.echoes import IN_RANKS, TIMEOUT_S, Caller, Lost, Refused
 from monarch_nb import config
 from monarch_nb.client.meshes.mesh import Mesh
@@ -70,15 +69,6 @@ def test_every_rank_answers_a_message_to_all(caller: Caller, mesh: Mesh) -> None
         assert {(answer.body, answer.answers) for answer in answers} == {(b"hello", number)}
 
 
-def test_messages_arrive_in_the_order_in_which_they_were_sent(caller: Caller, mesh: Mesh) -> None:
-    """Also large ones, whose content goes another way, in the midst of small ones."""
-    bodies = [b"%d" % number * (config.INLINE_VALUE_BYTES if number % 10 == 5 else 1) for number in range(40)]
-    numbers = [caller.call([1], body) for body in bodies]
-    answers = [caller.answer() for _ in bodies]
-    assert [answer.answers for answer in answers] == numbers
-    assert [bytes(answer.body) for answer in answers] == bodies
-
-
 def test_a_flood_of_messages_arrives(caller: Caller, mesh: Mesh) -> None:
     for _ in range(20_000):
         caller.cast([2], b"flood")
@@ -93,35 +83,6 @@ def test_a_large_message_leaves_no_file_behind(caller: Caller, mesh: Mesh) -> No
     for _ in range(4):
         assert caller.answer().body[:] == body
     eventually(lambda: files_of_mail() == [])
-
-
-def test_a_large_message_goes_to_another_node_and_back(caller: Caller, mesh: Mesh) -> None:
-    there = caller.address(5)
-    code = f"""
-large = bytes(range(256)) * 40_000
-post.send({there.node!r}, [{there.process!r}], [large], call=8)
-assert came.get(timeout={TIMEOUT_S}) == (Address({there.node!r}, {there.process!r}), large[:20], 8)
-"""
-    mesh.select(0).run(code).result()
-    eventually(lambda: files_of_mail() == [])
-
-
-def test_who_waits_for_a_rank_that_dies_learns_how(caller: Caller, mesh: Mesh) -> None:
-    mesh.select(1).run("echo.deaf = True").result()
-    number = caller.call([0, 1], b"wait")
-    assert caller.answer().sender == caller.address(0)
-    kill(pids_of(mesh)[1])
-    refused = caller.next()
-    assert isinstance(refused, Refused)
-    assert (refused.call, refused.processes) == (number, [caller.address(1).process])
-    assert refused.reason.startswith("rank 1 on node0 died: killed by signal 9 (SIGKILL)")
-    assert refused.death is not None
-    assert refused.death.signal == signal.SIGKILL
-
-    caller.call([1], b"too late")
-    refused = caller.next()
-    assert isinstance(refused, Refused)
-    assert refused.reason.startswith("rank 1 on node0 has died: killed by signal 9")
 
 
 def test_who_waits_for_a_rank_that_is_restarted_is_told_and_later_messages_reach_the_new_one(
@@ -165,25 +126,3 @@ assert (node, reason) == ({there.node!r}, "the allocator of its own node ended w
     caller.call(range(4), b"again")
     answers = [caller.answer() for _ in range(4)]
     assert {answer.body for answer in answers} == {b"again"}
-
-
-def test_ranks_learn_that_another_node_was_lost(caller: Caller, mesh: Mesh, module_pool: list[Node]) -> None:
-    there = caller.address(4)
-    mesh.select(4).run("echo.deaf = True").result()
-    mesh.select(0).run(f"post.send({there.node!r}, [{there.process!r}], [b'wait'], call=9)").result()
-    mesh.select(4).run(HEARD).result()
-    kill_allocator(1)
-    assert isinstance(caller.next(), Lost)
-    code = f"""
-node, reason = came.get(timeout={TIMEOUT_S})
-assert node == {there.node!r}
-assert reason == "its allocator ended, or the network to it broke, while the call waited", reason
-"""
-    mesh.select(0).run(code).result()
-    LocalProvisioner().up()
-    mesh.select(4).run("echo.deaf = False").result()
-    code = f"""
-post.send({there.node!r}, [{there.process!r}], [b"again"], call=10)
-assert came.get(timeout={TIMEOUT_S})[1:] == (b"again", 10)
-"""
-    mesh.select(0).run(code).result()

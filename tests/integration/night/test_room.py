@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import queue
-import shutil
 import signal
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from integration.kernels import Kernel
 from integration.live import TIMEOUT_S, client
 from monarch_nb import attach, list_reservations, reserve
 from monarch_nb.client.connections.bridge import call
@@ -118,19 +116,6 @@ def test_ctrl_c_leaves_it_as_it_was_or_up(pool_home: Path, monkeypatch: pytest.M
     assert again not in (None, before[0].pid)
     assert reserve("whole", procs=2).mesh.run("rank").values == [0, 1]
     assert pids() == [again]
-
-
-def test_in_a_notebook_the_cell_says_so(pool_home: Path, tmp_path: Path) -> None:
-    local.up(1, 1)
-    kernel = Kernel(tmp_path / "notebook.ipynb")
-    try:
-        shown = kernel.run("%load_ext monarch_nb\n%mesh reserve dev --procs 2")
-        assert "2 ranks ready in" in shown
-        assert "(the local pool held nothing: now 1 node × 2 procs)" in shown
-        assert "[0-1] 2" in kernel.run("%%mesh\nprint(world_size)")
-    finally:
-        kernel.kill()
-    shutil.rmtree(pool_home / "notebooks")  # what is remembered of notebooks is meant to stay
 
 
 def test_a_reservation_that_leaves_slots_free_gets_the_nodes_that_are_missing(pool_home: Path) -> None:

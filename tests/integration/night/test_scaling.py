@@ -7,7 +7,7 @@ import re
 import pytest
 
 from integration.kernels import Kernel
-from integration.live import TIMEOUT_S, Gate
+from integration.live import TIMEOUT_S
 from monarch_nb.client.meshes.mesh import Mesh
 from monarch_nb.client.meshes.scaling_report import ScalingReport
 from pages import ROOT, blocks
@@ -59,13 +59,6 @@ class TestWorlds:
         assert report.rows[3].efficiency is not None
         assert mesh.run(WORLD).values == WHOLE
 
-    def test_a_rank_that_is_dead(self, mesh: Mesh) -> None:
-        report = mesh.scale("import os\nif world_size == 2 and rank: os._exit(3)", [1, 2, 4])
-        assert "rank 1 died" in failures(report)[1]
-        assert "rank 1" in failures(report)[2]
-        mesh.restart([1])
-        assert mesh.run(WORLD).values == WHOLE
-
 
 class TestGroups:
     def test_each_run_has_a_group_of_its_own_and_the_mesh_one_afterwards(self, mesh: Mesh) -> None:
@@ -107,17 +100,6 @@ class TestNotebook:
         assert "2 runs measured" in shown
         assert attached.run("[row.ranks for row in report.rows if not row.failure]") == "[1, 4]"
         assert attached.run("report").startswith("on 1, 2, 4 ranks\n")
-
-    def test_an_interrupt_ends_the_series(self, attached: Kernel, gate: Gate) -> None:
-        waits = f"if world_size == 2:\n    {gate.wait}"
-        cell = attached.start(f"%%mesh --scale 1,2,4\nprint('at', world_size)\n{waits}")
-        attached.wait(cell, "[0-1] at 2")
-        assert "size 2" in attached.text(cell)
-        attached.interrupt()
-        shown = attached.wait(cell)
-        assert "KeyboardInterrupt\x1b[39m: interrupted ranks 0-1; not run on 4 ranks" in shown
-        assert re.search(r"^  2 +interrupted$", shown, re.MULTILINE), shown
-        assert "Out[3]: (3, 4" in attached.run(f"%%mesh\n{WORLD}")
 
 
 def without_figures(shown: str) -> str:

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator
 
 import pytest
 
-from integration.live import Gate, Recorder, eventually, kill, started
+from integration.live import Gate, eventually, started
 from integration.pools import PoolOfMany
-from monarch_nb.client.connections import events, session
+from monarch_nb.client.connections import session
 from monarch_nb.client.connections.bridge import call
 from monarch_nb.client.meshes.mesh import Mesh
 from monarch_nb.client.reservations.reservation import Reservation
@@ -22,7 +22,6 @@ pytestmark = pytest.mark.slow
 NODES = 7
 """The first is above the second and fifth, the second above the next two, the fifth above the last two."""
 INNER = 1
-LINES = 400
 
 local = LocalProvisioner()
 
@@ -41,10 +40,6 @@ def allocator_of(node: int) -> int:
     pid = local.nodes()[node].pid
     assert pid is not None
     return pid
-
-
-def told_away(recorder: Recorder) -> list[str]:
-    return [notice.text for notice in recorder.of(events.Notice) if "does not answer" in notice.text]
 
 
 def test_where_ranks_are_is_asked_through_the_tree(mesh: Mesh, gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,51 +78,3 @@ def test_ranks_below_a_silent_allocator_are_asked_directly(mesh: Mesh, gate: Gat
         os.kill(allocator_of(INNER), signal.SIGCONT)
     gate.open(NODES)
     assert run.result() == list(range(NODES))
-
-
-def printing(gate: Gate, second: Gate) -> str:
-    """Code that prints half of its numbered lines, waits, prints the others, and waits before it ends."""
-    half = LINES // 2
-    return (
-        f"for i in range({half}): print('line', i)\n{gate.wait}\n"
-        f"for i in range({half}, {LINES}): print('line', i)\n{second.wait}\nrank"
-    )
-
-
-def assert_whole(recorder: Recorder) -> None:
-    lines = [f"line {i}" for i in range(LINES)]
-    for rank in range(NODES):
-        assert recorder.text(rank).removeprefix("\x02under way\n").splitlines() == lines, f"rank {rank}"
-    assert sorted(result.rank for result in recorder.of(events.Result)) == list(range(NODES))
-
-
-def test_an_allocator_is_killed_while_ranks_print(mesh: Mesh, gate: Gate, second_gate: Gate) -> None:
-    """Those below it are adopted: they print on while it is away. Nothing is lost or doubled, then and afterwards."""
-    run, recorder = started(mesh, printing(gate, second_gate))
-    kill(allocator_of(INNER))
-    recorder.wait_for(lambda recorder: told_away(recorder))
-    gate.open(NODES)
-    for rank in set(range(NODES)) - {INNER}:
-        recorder.wait_for(lambda recorder, rank=rank: f"line {LINES - 1}\n" in recorder.text(rank))  # type: ignore[misc]
-    assert all(f"node{INNER} " in text for text in told_away(recorder)), "only that one"
-    local.up(NODES, 1)
-    second_gate.open(NODES)
-    assert run.result() == list(range(NODES))
-    recorder.wait_for(lambda recorder: f"line {LINES - 1}\n" in recorder.text(INNER))
-    assert_whole(recorder)
-
-
-def test_a_silent_allocator_is_found_again(mesh: Mesh, gate: Gate, second_gate: Gate) -> None:
-    """One that is stopped for a while breaks nothing: its part comes when it goes on."""
-    run, recorder = started(mesh, printing(gate, second_gate))
-    os.kill(allocator_of(INNER), signal.SIGSTOP)
-    try:
-        gate.open(NODES)
-        recorder.wait_for(lambda recorder: f"line {LINES - 1}\n" in recorder.text(NODES - 1))  # not below it
-    finally:
-        os.kill(allocator_of(INNER), signal.SIGCONT)
-    second_gate.open(NODES)
-    assert run.result() == list(range(NODES))
-    for rank in range(NODES):
-        recorder.wait_for(lambda recorder, rank=rank: f"line {LINES - 1}\n" in recorder.text(rank))  # type: ignore[misc]
-    assert_whole(recorder)

@@ -406,6 +406,13 @@ def run_all(ranks: Sequence[RankProcess], code: str, **options: Any) -> list[Ran
     return [rank.result() for rank in ranks]
 
 
+def values(ranks: Sequence[RankProcess], code: str) -> list[object]:
+    """Run a cell that must not fail on all ranks at once; return its values."""
+    results = run_all(ranks, code)
+    assert not any(result.HasField("failure") for result in results), results[0].failure.traceback
+    return [rank.value(result) for rank, result in zip(ranks, results, strict=True)]
+
+
 def _kill_session(pid: int) -> None:
     try:
         os.killpg(pid, signal.SIGKILL)

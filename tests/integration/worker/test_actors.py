@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from integration.live import eventually
-from integration.worker.harness import RankProcess, TemplateProcess, run_all
+from integration.worker.harness import RankProcess, TemplateProcess, values
 from monarch_nb.proto.run_pb2 import ActorStatus, Where
 from monarch_nb.proto.worker_pb2 import GetActors, GetWhere, InterruptRun
 
@@ -187,27 +187,22 @@ def test_a_group_of_endpoints_is_that_of_the_cells(template: TemplateProcess) ->
     ranks = template.fork_mesh(2)
     reduce = "total = torch.ones(1); dist.all_reduce(total); total.item()"
 
-    def values(code: str) -> list[object]:
-        results = run_all(ranks, code)
-        assert not any(result.HasField("failure") for result in results), results[0].failure.traceback
-        return [rank.value(result) for rank, result in zip(ranks, results, strict=True)]
-
-    values(ACTORS)
-    first, second = values("trainers.train.call_one().get()")
+    values(ranks, ACTORS)
+    first, second = values(ranks, "trainers.train.call_one().get()")
     assert first == second
-    assert values(reduce) == [2.0, 2.0]
-    values("dist.destroy_process_group(); trainers.init.call_one().get()")
-    assert values(reduce) == values("others.reduce.call_one().get()") == [2.0, 2.0]
-    values("trainers.destroy.call_one().get(); dist.init_process_group('gloo')")
-    assert values("trainers.reduce.call_one().get()") == [2.0, 2.0]
+    assert values(ranks, reduce) == [2.0, 2.0]
+    values(ranks, "dist.destroy_process_group(); trainers.init.call_one().get()")
+    assert values(ranks, reduce) == values(ranks, "others.reduce.call_one().get()") == [2.0, 2.0]
+    values(ranks, "trainers.destroy.call_one().get(); dist.init_process_group('gloo')")
+    assert values(ranks, "trainers.reduce.call_one().get()") == [2.0, 2.0]
     ranks[0].ok("future = trainers.reduce.call_one()")
     thread = ranks[0].ok("[each.native_id for each in threading.enumerate() if each.name.endswith(' trainers')][0]")
     assert ranks[0].wait_hung("calls", thread).collective == "all_reduce"
     assert ranks[0].ask(interrupt=InterruptRun(run_id="calls")).ok
     failure = ranks[0].run("future.get()").failure
     assert "interrupted in all_reduce" in failure.message
-    values("run_id = 'next'; trainers.init.call_one().get()")
-    assert values("trainers.reduce.call_one().get()") == [2.0, 2.0]
+    values(ranks, "run_id = 'next'; trainers.init.call_one().get()")
+    assert values(ranks, "trainers.reduce.call_one().get()") == [2.0, 2.0]
 
 
 def test_threads_of_an_actor_compute_with_as_many_threads_as_the_cells(template: TemplateProcess) -> None:

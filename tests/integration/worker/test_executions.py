@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from integration.live import eventually
-from integration.worker.harness import RankProcess, TemplateProcess, run_all
+from integration.worker.harness import RankProcess, TemplateProcess, values
 from monarch_nb.proto.run_pb2 import Where
 from monarch_nb.proto.worker_pb2 import GetWhere, InterruptRun
 
@@ -137,14 +137,6 @@ def test_an_interrupt_reaches_sync_endpoints_and_no_other_run_and_no_cell(driver
     assert not driver.interrupt("calls")
 
 
-def test_an_interrupt_of_a_cell_spares_endpoints(driver: RankProcess) -> None:
-    driver.ok("gate = threading.Event(); spared = start('spared', lambda: gate.wait() and 'done')")
-    spec = driver.start("time.sleep(1000)")
-    assert driver.interrupt(spec.run_id)
-    assert driver.result().failure.name == "KeyboardInterrupt"
-    assert driver.ok("gate.set(); spared.join(); outcomes") == {"spared": "done"}
-
-
 def test_cleanup_after_an_interrupt_is_not_hit_and_a_second_one_reaches_it(driver: RankProcess) -> None:
     driver.ok(
         "def body():\n"
@@ -196,13 +188,6 @@ def mesh_of_drivers(template: TemplateProcess, count: int = 2) -> list[RankProce
     for rank in ranks:
         rank.ok(DRIVER)
     return ranks
-
-
-def values(ranks: list[RankProcess], code: str) -> list[object]:
-    """Run a cell on all ranks, and return its values."""
-    results = run_all(ranks, code)
-    assert not any(result.HasField("failure") for result in results), results[0].failure.traceback
-    return [rank.value(result) for rank, result in zip(ranks, results, strict=True)]
 
 
 def test_a_cell_and_an_endpoint_that_make_the_group_at_once(template: TemplateProcess) -> None:

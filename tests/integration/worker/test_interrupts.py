@@ -247,19 +247,6 @@ def test_what_a_run_has_started_gets_its_interrupt_and_what_was_there_before_doe
     rank.ok("for each in (older, child): os.kill(each, 9), os.waitpid(each, 0)")
 
 
-def test_cleanup_that_waits_does_not_cost_the_group(template: TemplateProcess) -> None:
-    ranks = template.fork_mesh(2)
-    run_all(ranks, JOIN)
-    code = (
-        "import ctypes, time\n"
-        "try:\n    print('started')\n    time.sleep(100)\nfinally:\n    ctypes.CDLL(None).usleep(800_000)"
-    )
-    result = interrupted(ranks[0], start_and_wait(ranks[0], code))
-    assert result.outcome == OUTCOME_INTERRUPTED
-    assert not result.group_aborted
-    assert [result.outcome for result in run_all(ranks, REDUCE)] == [OUTCOME_OK, OUTCOME_OK]
-
-
 # ---- process groups ----
 
 JOIN = "import torch, torch.distributed as dist\ndist.init_process_group('gloo')\nkept = torch.ones(1)"
@@ -398,21 +385,6 @@ def test_a_collective_in_the_cleanup_after_an_interrupt_is_freed_too(template: T
     assert result.group_aborted
 
 
-def test_aborting_groups_frees_a_rank_that_was_not_interrupted(template: TemplateProcess) -> None:
-    ranks = template.fork_mesh(2)
-    run_all(ranks, JOIN)
-    ranks[0].submit("dist.all_reduce(torch.ones(1))")
-    ranks[0].wait_hung()
-    ranks[0].abort_groups("rank 1 was restarted")
-    result = ranks[0].result()
-    assert (result.outcome, result.failure.name) == (OUTCOME_ERROR, "ProcessGroupAborted")
-    assert "rank 1 was restarted" in result.failure.message
-    assert result.group_aborted
-    ranks[1].abort_groups("rank 1 was restarted")
-    results = run_all(ranks, f"dist.init_process_group('gloo')\n{REDUCE}")
-    assert [result.outcome for result in results] == [OUTCOME_OK, OUTCOME_OK], results
-
-
 def test_an_abort_that_comes_late_spares_the_group_of_a_newer_run(template: TemplateProcess) -> None:
     """As when a cell is queued behind the interrupted one: it makes its group while the abort is on its way."""
     ranks = template.fork_mesh(2)
@@ -455,15 +427,23 @@ def test_a_cell_does_not_go_on_when_its_nccl_group_is_aborted(template: Template
     assert "rank 1 was restarted" in result.failure.message
 
 
-def test_an_interrupt_while_backward_computes_does_not_abort_the_group(template: TemplateProcess) -> None:
-    ranks = template.fork_mesh(2)
-    run_all(ranks, JOIN)
-    code = (
+COMPUTES = {
+    "cleanup that waits": (
+        "import ctypes, time\n"
+        "try:\n    print('started')\n    time.sleep(100)\nfinally:\n    ctypes.CDLL(None).usleep(800_000)"
+    ),
+    "backward": (
         "x = torch.rand(1000, 1000, requires_grad=True)\ny = x\nfor _ in range(8): y = y @ x\n"
         "y = y.sum()\nprint('started')\ny.backward()\nwhile True: pass"
-    )
-    spec = start_and_wait(ranks[0], code)
-    result = interrupted(ranks[0], spec)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", COMPUTES)
+def test_an_interrupt_of_what_waits_for_nobody_does_not_cost_the_group(template: TemplateProcess, name: str) -> None:
+    ranks = template.fork_mesh(2)
+    run_all(ranks, JOIN)
+    result = interrupted(ranks[0], start_and_wait(ranks[0], COMPUTES[name]))
     assert result.outcome == OUTCOME_INTERRUPTED
     assert not result.group_aborted
     assert [result.outcome for result in run_all(ranks, REDUCE)] == [OUTCOME_OK, OUTCOME_OK]

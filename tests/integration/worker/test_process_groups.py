@@ -186,16 +186,6 @@ def test_who_has_destroyed_a_group_tells_the_others(grouped: ForkedRanks) -> Non
     assert_works(grouped)
 
 
-def test_a_rank_whose_peer_was_interrupted_first_gets_a_readable_error(grouped: ForkedRanks) -> None:
-    grouped.submit(lambda _: dist.recv(torch.ones(1), 0), [1])
-    grouped.submit(lambda _: dist.recv(torch.ones(1), 1), [2, 3])
-    grouped.wait_until_in("recv", ALL_BUT_0)
-    grouped.break_groups([1])
-    for failure in grouped.collect(ALL_BUT_0)[1:]:
-        assert failure.text == f"interrupted in recv{PEER_WAS_FIRST}; {GROUP_ABORTED}"
-    assert_works(grouped)
-
-
 def test_a_timeout_stays_what_it_is(grouped: ForkedRanks) -> None:
     grouped.run(lambda _: dist.distributed_c10d._set_pg_timeout(timedelta(seconds=0.5)), [1])
     grouped.submit(total, [1])
@@ -275,30 +265,7 @@ def _echo(server: socket.socket) -> None:
             threading.Thread(target=serve, args=(server.accept()[0],), daemon=True).start()
 
 
-# ---- again and again
-
-
 # ---- ranks that die
-
-
-def test_a_rank_that_dies_while_it_waits_for_a_group(ranks: ForkedRanks) -> None:
-    """The others go on waiting, and form the group with its next life."""
-    dead = 0
-    present = [rank for rank in range(WORLD) if rank != 3]
-    others = [rank for rank in present if rank != dead]
-    ranks.submit(init, present)
-    ranks.wait_until_in("init_process_group", present)
-    ranks.kill(dead)
-    ranks.fork(dead)
-    ranks.submit(init, [dead])
-    ranks.wait_until_in("init_process_group", [dead])
-    ranks.kill(dead)
-    ranks.fork(dead)
-    ranks.submit(init, [3])
-    ranks.wait_until_in("init_process_group", [*others, 3])
-    ranks.submit(init, [dead])
-    assert ranks.collect() == [None] * WORLD
-    assert ranks.run(total) == [float(WORLD)] * WORLD
 
 
 @pytest.mark.parametrize("dead", [0, 1])
@@ -322,16 +289,6 @@ def test_survivors_that_wait_for_each_other_are_freed(grouped: ForkedRanks) -> N
     assert all(failure.text.startswith("interrupted in all_reduce (") for failure in grouped.collect(ALL_BUT_0))
     grouped.fork(0)
     assert_works(grouped)
-
-
-def test_all_wants_of_a_dead_world_are_stale(ranks: ForkedRanks) -> None:
-    present = [0, 1, 2]
-    ranks.submit(init, present)
-    ranks.wait_until_in("init_process_group", present)
-    for rank in present:
-        ranks.kill(rank)
-        ranks.fork(rank)
-    assert_works(ranks)
 
 
 # ---- the store process

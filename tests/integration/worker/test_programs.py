@@ -129,14 +129,6 @@ def test_signal_handlers(rank: RankProcess) -> None:
     assert rank.ok(code) == [1, 2]
 
 
-def test_scripts_with_a_main_guard_and_arguments(rank: RankProcess) -> None:
-    script = Path(rank.spec.directory) / "script.py"
-    script.write_text("import sys\nif __name__ == '__main__':\n    print(sys.argv)\n    result = 5\n")
-    rank.ok("%run script.py --lr 3")
-    assert rank.text() == "['script.py', '--lr', '3']\n"
-    assert rank.ok("result") == 5
-
-
 def test_classes_of_cells_can_be_pickled_and_copied(rank: RankProcess) -> None:
     code = (
         "import copy, pickle, dataclasses, enum\n"

@@ -18,18 +18,6 @@ from integration.worker.harness import RankProcess, TemplateProcess, run_all
 from monarch_nb.proto.run_pb2 import OUTCOME_INTERRUPTED, CopiedTree, Pull, Tree
 
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
-NET = """
-import torch
-from torch import nn
-
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.linear = nn.Linear(2, 2)
-
-    def forward(self, x):
-        return {forward}
-"""
 
 
 class Project:
@@ -94,22 +82,6 @@ def test_a_values_name_in_a_cell_stays_the_cells(project: Project, run: Callable
     assert run("import config\nfrom config import net\nepochs = 3\nepochs") == 3
     project.write("config.py", "epochs = 5\nnet = object()\n")
     assert run("epochs, config.epochs, net is config.net") == (3, 5, False)
-
-
-def test_objects_live_on_with_the_new_code(project: Project, run: Callable[[str], Any]) -> None:
-    project.write("model.py", NET.format(forward="self.linear(x)"))
-    run("import torch, pickle\nimport model\nfrom model import Net\nnet = Net()\nweight = net.linear.weight")
-    run("class Mine(Net):\n    pass\nmine = Mine()\nx = torch.ones(1, 2)")
-    project.write("model.py", NET.format(forward="self.linear(x) * 0 + 7"))
-    assert run("net(x).tolist()") == [[7, 7]]
-    assert run("mine(x).tolist()") == [[7, 7]]
-    assert run("isinstance(net, Net), isinstance(net, model.Net), Net is model.Net, net.linear.weight is weight") == (
-        True,
-        True,
-        True,
-        True,
-    )
-    assert run("type(pickle.loads(pickle.dumps(net))) is Net")
 
 
 def test_edits_that_sizes_and_times_do_not_tell(project: Project, run: Callable[[str], Any]) -> None:
@@ -373,14 +345,6 @@ def test_files_of_a_workspace_have_the_users_names(template: TemplateProcess, tm
         assert stderr(rank).startswith("src/inner.py could not be reloaded")
         assert "File src/inner.py:1" in stderr(rank)
     assert failures[0] == failures[1]
-
-
-def test_a_class_that_can_not_follow_is_named(rank: RankProcess, project: Project) -> None:
-    project.write("model.py", "class A:\n    __slots__ = ('x',)\n")
-    rank.ok("from model import A\na = A()", tree=project.tree())
-    project.write("model.py", "class A:\n    __slots__ = ('x', 'y')\n    def f(self): return 2\n")
-    assert rank.ok("A().f()", tree=project.tree()) == 2
-    assert "model.py: objects of A made before keep their old code" in stderr(rank)
 
 
 def test_tracebacks_show_the_new_lines(rank: RankProcess, project: Project) -> None:

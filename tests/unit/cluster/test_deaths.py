@@ -28,16 +28,6 @@ def test_one_dies_in_a_cell(make: MakeCluster) -> None:
         assert mesh.run("globals().get('kept')").values == [3, 4, None, 6]
 
 
-def test_all_die_at_once(make: MakeCluster) -> None:
-    cluster = make(2, 2)
-    mesh = cluster.client().reserve(nodes=2, procs=2).mesh
-    with pytest.raises(RunFailed) as raised:
-        mesh.run("die(11)")
-    assert {rank: failure.signal for rank, failure in raised.value.failures.items()} == dict.fromkeys(range(4), 11)
-    mesh.restart()
-    assert mesh.run("rank").values == [0, 1, 2, 3]
-
-
 def test_one_dies_while_it_is_idle_and_both_clients_hear_of_it(make: MakeCluster) -> None:
     cluster = make(2)
     one, other = cluster.client().reserve(nodes=2), cluster.client().attach()

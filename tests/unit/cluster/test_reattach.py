@@ -32,21 +32,6 @@ WHOLE = {rank: f"before {rank}\nafter {rank}\n" for rank in range(4)}
 
 
 class TestAllocator:
-    def test_killed_while_a_cell_runs(self, make: MakeCluster) -> None:
-        cluster = make(2, 2)
-        mesh = cluster.client().reserve(nodes=2, procs=2).mesh
-        recorder = Recorder()
-        run = mesh.submit(CELL, listener=recorder)
-        cluster.sleep(5)
-        cluster.nodes[0].kill()
-        cluster.sleep(5)
-        assert "unreachable" in recorder.notices["link node0"]
-        cluster.nodes[0].start()
-        assert run.result() == [0, 2, 4, 6]
-        assert recorder.texts == WHOLE
-        assert recorder.notices["link node0"] == "", "the notice is gone"
-        assert mesh.run("kept").values == [3, 4, 5, 6]
-
     def test_a_cell_that_ends_in_the_gap(self, make: MakeCluster) -> None:
         cluster = make(2, 2)
         mesh = cluster.client().reserve(nodes=2, procs=2).mesh
@@ -78,22 +63,6 @@ class TestAllocator:
             node.start()
         assert run.result() == [1, 1]
         assert recorder.texts == {0: "1\n", 1: "1\n"}
-
-    def test_ranks_that_die_in_the_gap_are_reported_with_their_signals(self, make: MakeCluster) -> None:
-        cluster = make(2, 2)
-        mesh = cluster.client().reserve(nodes=2, procs=2).mesh
-        run = mesh.submit("await sleep(10)\nif rank in (1, 2): die(6 if rank == 1 else 5 << 8)\nrank")
-        cluster.sleep(1)
-        for node in cluster.nodes:
-            node.kill()
-        cluster.sleep(60)
-        for node in cluster.nodes:
-            node.start()
-        with pytest.raises(RunFailed) as raised:
-            run.result()
-        told = {rank: (failure.exit_code, failure.signal) for rank, failure in raised.value.failures.items()}
-        assert told == {1: (None, 6), 2: (5, None)}
-        assert run.values == [0, None, None, 3]
 
     def test_a_cell_is_refused_while_one_is_down(self, make: MakeCluster) -> None:
         cluster = make(2)
@@ -173,20 +142,6 @@ class TestAllocator:
 
 
 class TestClient:
-    def test_everything_is_there_for_the_next(self, make: MakeCluster) -> None:
-        cluster = make(2, 2)
-        ann = cluster.client()
-        ann.reserve(nodes=2, procs=2).mesh.submit(CELL)
-        cluster.sleep(5)
-        ann.kill()
-        mesh = cluster.client().attach().mesh
-        [run] = mesh.running()
-        recorder = Recorder()
-        followed = mesh.attach_run(run.id, from_start=True, listener=recorder)
-        assert followed.result() == [0, 2, 4, 6]
-        assert recorder.texts == WHOLE
-        assert mesh.run("kept").values == [3, 4, 5, 6]
-
     def test_a_run_that_ended_meanwhile(self, make: MakeCluster) -> None:
         cluster = make(2, 2)
         ann = cluster.client()

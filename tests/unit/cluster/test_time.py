@@ -32,18 +32,6 @@ def test_all_nodes_release_when_the_time_is_up(make: MakeCluster) -> None:
     assert ann.reserve(nodes=2, procs=2).id != dev.id
 
 
-def test_a_cell_that_runs_then_ends_with_the_reason(make: MakeCluster) -> None:
-    cluster = make(2)
-    dev = cluster.client().reserve(nodes=2, time=60)
-    said: list[str] = []
-    dev.add_time_listener(said.append)
-    run = dev.mesh.submit("await sleep(3600)")
-    with pytest.raises(ReservationExpired, match=r"its time of 1 min was up"):
-        run.result()
-    cluster.settle()
-    assert "dev was released at" in said[-1]
-
-
 def test_it_is_said_before_and_taken_back_by_an_extension(make: MakeCluster) -> None:
     cluster = make(2)
     dev = cluster.client().reserve(nodes=2, time="1h")

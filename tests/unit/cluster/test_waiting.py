@@ -38,21 +38,6 @@ def free(cluster: Cluster) -> list[int]:
     return [node.node.state.procs_free for node in cluster.nodes]
 
 
-def test_of_two_clients_that_race_one_has_the_nodes_and_the_other_an_error(make: MakeCluster) -> None:
-    for seed in range(ORDERS):
-        cluster = make(3, seed=seed, shuffled=True)
-        works = [(one := cluster.client(person)).does(one.reserve, person, nodes=2) for person in ("ann", "bob")]
-        cluster.until(lambda works=works: all(work.done for work in works))
-        [winner] = [work for work in works if work.error is None]
-        [refused] = [work.error for work in works if work.error is not None]
-        dev = winner.result()
-        assert isinstance(refused, CapacityError)
-        assert f"{dev.name} (" in str(refused)
-        assert cluster.client("carol").list() == [dev.name]
-        dev.release()
-        assert not any(node.alive for node in cluster.nodes)
-
-
 def test_those_who_wait_are_served_in_order(make: MakeCluster) -> None:
     for seed in range(ORDERS):
         cluster = make(2, seed=seed, shuffled=True)

@@ -104,8 +104,13 @@ class TestWhichHosts:
         way = SshLauncher()
         assert [option.flag for option in way.options()] == ["--hosts", "--interface", "--tunnel"]
         assert way.offer(asked(target="", arguments=("--hosts=gate", "--tunnel"))).text == "would be gate"
-        with pytest.raises(UsageError, match="say which hosts"):
-            way.offer(asked(target=""))
+        for arguments, said in (
+            ((), "say which hosts"),
+            (("--partition=a100",), "after the -- for ssh: .*; there are --hosts, --interface, --directory"),
+            (("--hosts=gate", "--directory=here"), "write the whole path"),
+        ):
+            with pytest.raises(UsageError, match=said):
+                way.offer(asked(target="", arguments=arguments))
 
 
 @pytest.mark.parametrize(

@@ -223,15 +223,6 @@ class TestRevoking:
 
 
 class TestRenewing:
-    def test_certificates_are_made_anew(self, tmp_path: Path, lab: TrustPaths) -> None:
-        before = identity_of("lab")
-        after = membership.renew_pool("lab")
-        assert after == identity_of("lab") != before
-        assert after.authority == before.authority
-        old = before.fingerprint[:16]
-        assert membership.revoke_certificates("lab", old)[0] == [before.facts]
-        assert shake_hands(tmp_path, before, load_identity(lab.node)) == "TLSv1.3"
-
     def test_an_expired_one_can_be_renewed(self, lab: TrustPaths) -> None:
         Authority.load("lab", lab).issue("ada", "admin", 1.0, 1_700_000_000.0).save(lab.identity)
         with pytest.raises(TrustError, match="run monarch-nb pool renew lab"):

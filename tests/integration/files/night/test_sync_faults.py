@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
@@ -14,26 +13,17 @@ import pytest
 from integration.files.copies import Names, assert_same, copies, module, names_in
 from integration.live import client, kill
 from monarch_nb.allocator.files.mounts import Manifest
-from monarch_nb.client.connections.bridge import call
 from monarch_nb.client.reservations.reservation import Reservation
 from monarch_nb.client.reservations.reserve import reserve
-from monarch_nb.errors import FilesError, NodeUnreachable, UsageError
+from monarch_nb.errors import FilesError, NodeUnreachable
 from monarch_nb.files.content import new_hash
 from monarch_nb.proto import files_pb2 as pb
 from monarch_nb.provision.local import LocalProvisioner
-from monarch_nb.rpc.status import error_from_json
 
 pytestmark = pytest.mark.usefixtures("without_torch")
 
 RANKS = 8
 BIG_BYTES = 24 << 20
-HALT = """
-def halt(what, done_bytes, total_bytes):
-    if "sending" in what and done_bytes:
-        print("in the middle")
-        threading.Event().wait()
-"""
-"""A client's progress function that does not return: the sync goes no further."""
 local = LocalProvisioner()
 
 
@@ -92,17 +82,6 @@ class TestFiles:
         synced.sync()
         assert_same(synced, project)
 
-    def test_the_project_is_gone(self, synced: Reservation, project: Path) -> None:
-        Path("model.py").write_text(module(1))
-        synced.sync()
-        before = trees(synced)
-        project.rename(project.with_name("away"))
-        with pytest.raises(UsageError, match="is gone"):
-            synced.mesh.run("1")
-        assert trees(synced) == before
-        project.with_name("away").rename(project)
-        assert synced.mesh.run("import model; model.value()").values == [1] * RANKS
-
 
 class TestNodes:
     def test_killed_in_the_middle(self, synced: Reservation, project: Path) -> None:
@@ -124,18 +103,6 @@ class TestNodes:
         assert seen == [(["big.bin", "model.py"], 1000)] * 2
         assert synced.mesh.run("model.value()").values == ["new"] * RANKS
         assert_same(synced, project)
-
-    def test_killed_and_back_while_nothing_changed(self, synced: Reservation, project: Path) -> None:
-        Path("model.py").write_text(module("one"))
-        synced.mesh.run("import model")
-        for pid in pids().values():
-            kill(pid)
-        up()
-        assert synced.mesh.run("model.value()").values == ["one"] * RANKS
-        Path("model.py").write_text(module("two"))
-        report = synced.sync()
-        assert report.files == 1, "they know what they have"
-        assert synced.mesh.run("model.value()").values == ["two"] * RANKS
 
     def test_killed_while_it_puts_files_in_place(self, synced: Reservation, project: Path) -> None:
         for name in ("model.py", "data.txt"):
@@ -160,12 +127,6 @@ class TestNodes:
         synced.sync()
         assert_same(synced, project)
 
-    def test_a_new_rank_has_the_files(self, synced: Reservation) -> None:
-        Path("model.py").write_text(module(1))
-        synced.sync()
-        synced.mesh.restart([3])
-        assert synced.mesh.run("import model; model.value()", sync=False).values == [1] * RANKS
-
 
 def _half_way(tree: Path, file: Path, text: str) -> None:
     """Leave a copy as an allocator leaves it that is killed after it put a file in place, and before all others."""
@@ -181,53 +142,6 @@ def _half_way(tree: Path, file: Path, text: str) -> None:
 
 
 class TestClients:
-    def test_killed_in_the_middle_of_a_later_one(self, synced: Reservation, project: Path) -> None:
-        Path("model.py").write_text(module("old"))
-        synced.sync()
-        before = trees(synced)
-        Path("model.py").write_text(module("new"))
-        Path("big.bin").write_bytes(os.urandom(BIG_BYTES))
-        with client(f"{HALT}monarch_nb.attach('synced').sync(progress=halt)") as other:
-            assert other.line() == "in the middle"
-        assert trees(synced) == before
-        assert synced.mesh.run("import model; model.value()").values == ["new"] * RANKS
-        assert_same(synced, project)
-
-    def test_interrupted(self, synced: Reservation, project: Path) -> None:
-        Path("model.py").write_text(module("old"))
-        synced.sync()
-        before = trees(synced)
-        Path("big.bin").write_bytes(os.urandom(BIG_BYTES))
-        program = """
-import signal
-dev = monarch_nb.attach('synced')
-def stop_a_node(what, done_bytes, total_bytes):
-    if "sending" in what and done_bytes and stop:
-        os.kill(stop.pop(), signal.SIGSTOP)
-        print("in the middle")
-stop = [STOPPED]
-try:
-    dev.sync(progress=stop_a_node)
-except KeyboardInterrupt:
-    print("interrupted")
-sys.stdin.readline()
-dev.sync()
-print("done")
-"""
-        pid = pids()["node3"]
-        try:
-            with client(program.replace("STOPPED", str(pid))) as other:
-                assert other.line() == "in the middle"
-                other.interrupt()
-                assert other.line() == "interrupted"
-                os.kill(pid, signal.SIGCONT)
-                assert trees(synced) == before
-                other.tell()
-                assert other.line() == "done"
-        finally:
-            os.kill(pid, signal.SIGCONT)
-        assert_same(synced, project)
-
     def test_two_on_the_same_files(self, synced: Reservation, project: Path) -> None:
         program = """
 mesh = monarch_nb.attach('synced').mesh
@@ -265,43 +179,6 @@ class TestFullDisk:
         assert dev.mesh.run("model.value()").values == ["new"] * 3
         assert_same(dev, project)
         dev.release()
-
-
-def entry(path: bytes, **fields: object) -> pb.TreeEntry:
-    return pb.TreeEntry(**{"path": path, "kind": pb.TreeEntry.KIND_FILE, "mode": 0o644, **fields})  # type: ignore[arg-type]
-
-
-def test_a_hostile_change_is_refused(synced: Reservation) -> None:
-    """Each that there is: unit/allocator/files/test_workspaces.py."""
-    Path("model.py").write_text(module(1))
-    synced.sync()
-    before = trees(synced)
-    above = names_in_directory(copies(synced)[0].parent)
-    assert isinstance(
-        error_from_json(_sent(synced, _next_change(synced, [entry(b"../outside")])).error_json), UsageError
-    )
-    assert trees(synced) == before
-    assert names_in_directory(copies(synced)[0].parent) == above
-    Path("model.py").write_text(module(2))
-    assert synced.mesh.run("import model; model.value()").values == [2] * RANKS
-
-
-def _next_change(reservation: Reservation, changed: list[pb.TreeEntry]) -> pb.TreeChange:
-    """Return a change of what node0 has, as its client would make it."""
-    status = reservation.files.status()["node0"]
-    assert isinstance(status, pb.WorkspaceReply)
-    (mount,) = status.mounts
-    return pb.TreeChange(source=mount.source, version="hostile", base=mount.version, changed=changed)
-
-
-def _sent(reservation: Reservation, change: pb.TreeChange) -> pb.NodeSynced:
-    request = pb.SyncTreeRequest(reservation_id=reservation.id, change=change)
-    reply: pb.SyncTreeReply = call(reservation.files.connections[0].unary("SyncTree", request))
-    return reply.nodes[0]
-
-
-def names_in_directory(directory: Path) -> set[str]:
-    return {path.name for path in directory.iterdir()} - {"incoming"}
 
 
 @pytest.fixture

@@ -20,13 +20,12 @@ from integration.live import eventually
 from monarch_nb import reserve
 from monarch_nb.cli.main import main
 from monarch_nb.config import TrustPaths
-from monarch_nb.errors import AccessDenied, MonarchNbError, NodeUnreachable
-from monarch_nb.provision.daemons import describe, tell_revoked
+from monarch_nb.errors import AccessDenied, NodeUnreachable
+from monarch_nb.provision.daemons import describe
 from monarch_nb.rpc.channel import open_blocking_channel
 from monarch_nb.trust.authority import Authority
 from monarch_nb.trust.identity import ADMIN, USER, Identity, load_identity
 from monarch_nb.trust.pools import make_paths
-from monarch_nb.trust.revocation import Revocations, revoke
 
 BOBS_CELLS = """
 import sys, monarch_nb
@@ -53,10 +52,6 @@ def issued(name: str, **when: float) -> Identity:
 def strangers(tmp_path: Path) -> Identity:
     """Somebody of a pool that has the same name, and another authority."""
     return Authority.create("lab", TrustPaths(tmp_path)).issue("alice", ADMIN)
-
-
-def test_who_has_a_certificate_of_the_pool_gets_an_answer(node: str) -> None:
-    assert describe(node, identity=issued("bob")).node_id == "host1"
 
 
 def test_nobody_else_does(node: str, tmp_path: Path) -> None:
@@ -168,15 +163,6 @@ def test_a_node_with_a_revoked_certificate_tells_what_it_owes_when_it_has_the_ne
     assert free() == [1, 0]
     load_identity(node_pem).save(copies[0])
     eventually(lambda: free() == [1, 1])
-
-
-def test_what_is_forged_is_not_believed(node: str, tmp_path: Path) -> None:
-    bob = issued("bob")
-    strangers(tmp_path)
-    forged = revoke(Revocations(), Authority.load("lab", TrustPaths(tmp_path)), [bob.facts])
-    with pytest.raises(MonarchNbError, match="not signed by this pool's authority"):
-        tell_revoked(node, forged.pem, bob)
-    assert describe(node, identity=bob).revocations == 0
 
 
 def _answer_without_certificate(host: str, port: int) -> bytes:

@@ -73,7 +73,6 @@ class Cluster:
     Attributes:
         objects: by plural and name; all are in one namespace.
         denied: what this user may not do: ("create", "secrets"). done: what was done: ("create", "", "secrets").
-        quota: message with which pods are refused; empty when they are not.
         queued: whether new jobs are suspended.
         answers: makes the API answer something else, given method and path; None lets it be.
     """
@@ -83,7 +82,6 @@ class Cluster:
     objects: dict[tuple[str, str], Object] = field(default_factory=dict)
     denied: set[tuple[str, str]] = field(default_factory=set)
     done: set[tuple[str, str, str]] = field(default_factory=set)
-    quota: str = ""
     queued: bool = False
     crds: set[str] = field(default_factory=set)
     answers: Callable[[str, str], tuple[int, Object] | None] = lambda *_: None
@@ -243,10 +241,8 @@ class Cluster:
         if "startTime" not in status:
             return
         for index, template in enumerate(_templates(plural, spec)):
-            if all(pod["metadata"]["annotations"][_INDEX] != str(index) for pod in pods) and not self.quota:
+            if all(pod["metadata"]["annotations"][_INDEX] != str(index) for pod in pods):
                 pods.append(self._make_pod(job, index, template))
-        if self.quota and not pods:
-            self._tell(name, "FailedCreate", f'Error creating: pods "{name}-0-" is forbidden: {self.quota}')
         passed_s = time.time() - _seconds(status["startTime"])
         if passed_s > spec.get("runPolicy", spec).get("activeDeadlineSeconds", float("inf")):
             for pod in pods:

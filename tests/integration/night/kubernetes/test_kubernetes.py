@@ -252,14 +252,6 @@ class TestRefusals:
     def test_a_kind_that_the_cluster_does_not_have(self, standin: Cluster) -> None:
         refused(UsageError, "the cluster has no TrainJob .*: it needs Kubeflow", "--kind=TrainJob")
 
-    def test_an_image_that_can_not_be_pulled(self, standin: Cluster) -> None:
-        said = r'would wait for ever: k8s-dev-\w+-0-\w+ .*ImagePullBackOff.*Failed to pull image "no-such": not found'
-        refused(CapacityError, said, "--image=no-such")
-
-    def test_a_quota_that_is_too_small(self, standin: Cluster) -> None:
-        standin.quota = "exceeded quota: q, requested: pods=1, used: pods=0, limited: pods=0"
-        refused(CapacityError, "would wait for ever: .*exceeded quota: q")
-
     def test_who_may_not_look_at_machines_waits(self, standin: Cluster) -> None:
         standin.denied |= {("list", "nodes"), ("list", "events")}
         for machine in standin.machines:

@@ -12,7 +12,7 @@ from integration.ways import AnyWay
 from monarch_nb.client.reservations.mmt import MMT
 from monarch_nb.client.reservations.reserve import reserve
 from monarch_nb.config import TrustPaths
-from monarch_nb.errors import CapacityError, PoolError, UsageError
+from monarch_nb.errors import PoolError
 from monarch_nb.provision import jobs
 from monarch_nb.provision.launchers import Ask, Offer
 from monarch_nb.provision.lightning import LightningLauncher
@@ -58,17 +58,6 @@ def test_the_price_is_what_lightning_lists(way: Lightning) -> None:
 def test_a_job_that_fails_shows_what_became_of_it_and_leaves_no_secret(way: Lightning) -> None:
     with pytest.raises(PoolError, match=r"(?s)Lightning job .* failed; its log ends with\n.*cat: "):
         reserve("dev", procs=1, on="lightning", on_arguments=[*way.flags, "--python=cat"])
-
-
-def test_what_lightning_refuses_is_said_in_its_words(way: Lightning) -> None:
-    way.service.refusal = (400, "insufficient credits in your account")
-    with pytest.raises(CapacityError, match="Lightning refused the job: insufficient credits in your account"):
-        reserve("dev", procs=1, on=way.on, on_arguments=way.flags)
-    way.service.refusal = (403, "not a member")
-    with pytest.raises(PoolError, match="not a member"):
-        reserve("dev", procs=1, on=way.on, on_arguments=["--image=x"])
-    with pytest.raises(UsageError, match=r"say which machine: .*--machine=NAME; with 8 there are .*H100_X_8"):
-        reserve("dev", gpus=8, on=way.on, on_arguments=way.flags)
 
 
 def test_mmt_runs_again_on_the_same_machines(way: Lightning, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from integration.ways import AnyWay, interrupted_at
 from leaks import processes_of, wait_for_end
 from monarch_nb.client.reservations.reserve import reserve
 from monarch_nb.config import TrustPaths
-from monarch_nb.errors import CapacityError, PoolError
+from monarch_nb.errors import PoolError
 from monarch_nb.provision import jobs
 from monarch_nb.provision.launchers import Ask, launcher, offer_of
 
@@ -94,22 +94,6 @@ def test_waiting_says_what_is_missing_and_ctrl_c_leaves_nothing(way: Ray) -> Non
     assert "-dev-" not in way.left()
     assert "waits for 3 nodes with 2 CPU each: of the 3 that are as large 2 have that free; the cluster has 9" in said
     first.release()
-
-
-def test_an_allocator_that_does_not_come_up_shows_its_log(way: Ray, monkeypatch: pytest.MonkeyPatch) -> None:
-    allocator = Ask.allocator
-    monkeypatch.setattr(Ask, "allocator", lambda self, **more: [*allocator(self, **more), "--no-such-flag"])
-    with pytest.raises(
-        PoolError, match=r"(?s)lost its allocator, which has ended; its log ends with\n.*--no-such-flag"
-    ):
-        reserve("dev", procs=1, on="ray")
-
-
-def test_refusals(way: Ray) -> None:
-    with pytest.raises(CapacityError, match=r"never has 1 node with 5 GPU, 5 CPU each.*n0 4 GPU, 4 CPU; n1"):
-        reserve("dev", gpus=5, on="ray")
-    with pytest.raises(CapacityError, match=r"never has 1 node with 1 CPU, 1 ssd each"):
-        reserve("dev", procs=1, on="ray", on_arguments=["--resources=ssd=1"])
 
 
 def test_a_cluster_of_another_version_is_refused(way: Ray) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import threading
 from collections.abc import Callable
@@ -14,8 +13,8 @@ import pytest
 from integration.live import TIMEOUT_S, eventually
 from integration.night.ssh.sshd import SshLab
 from monarch_nb.client.reservations.reserve import reserve
-from monarch_nb.config import CONFIG_VARIABLE, HOME_VARIABLE, SSH_VARIABLE
-from monarch_nb.errors import PoolError, UsageError
+from monarch_nb.config import CONFIG_VARIABLE, HOME_VARIABLE
+from monarch_nb.errors import PoolError
 from monarch_nb.ground.interrupting import Interrupt, interruptible
 from monarch_nb.provision import jobs, launchers
 from monarch_nb.provision.remote.preparing import Preparation
@@ -52,31 +51,6 @@ def test_all_hosts_are_had_or_none(make_lab: Callable[..., SshLab]) -> None:
     assert "1 of 3 hosts can not be used, so nothing was started:\nlab-2: ssh does not reach it" in said
     eventually(lambda: not lab.processes())
     assert lab.left() == []
-
-
-def test_no_ssh(make_lab: Callable[..., SshLab], monkeypatch: pytest.MonkeyPatch) -> None:
-    make_lab(1)
-    monkeypatch.setenv(SSH_VARIABLE, "no-such-ssh")
-    assert "there is no no-such-ssh in the PATH of this machine" in refused("ssh:lab-1")
-
-
-def test_what_makes_no_sense_is_refused(make_lab: Callable[..., SshLab]) -> None:
-    make_lab(1)
-    for on, arguments, said in [
-        ("ssh", (), "say which hosts, as in --on ssh:lab; there are lab-1"),
-        ("ssh:gpu*", (), r"no Host of .* matches gpu\*; there are lab-1"),
-        ("ssh:lab-1;reboot", (), "is no host for ssh"),
-        ("ssh:lab", ("--partition=a100",), "after the -- for ssh: .*; there are --hosts, --interface, --directory"),
-        ("ssh:lab", ("--directory", "here"), "write the whole path"),
-    ]:
-        with pytest.raises(UsageError, match=said):
-            reserve("dev", procs=1, on=on, on_arguments=arguments)
-    assert list((Path(os.environ[CONFIG_VARIABLE]) / "pools").iterdir()) == []
-
-
-def test_a_clock_that_is_wrong(make_lab: Callable[..., SshLab], stand_in: Callable[[str, str], str]) -> None:
-    make_lab(1, environment={"PATH": stand_in("date", "exec /bin/date -d '-150 min' \"$@\"")})
-    assert re.match(r"lab-1: its clock is 2 h (29|30) min behind this computer's.*timedatectl", refused("ssh:lab-1"))
 
 
 def test_a_host_that_is_a_mac(make_lab: Callable[..., SshLab], stand_in: Callable[[str, str], str]) -> None:

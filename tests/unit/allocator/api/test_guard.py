@@ -14,7 +14,7 @@ from monarch_nb import config
 from monarch_nb.allocator.api import guard
 from monarch_nb.allocator.api.guard import SERVICE, Guard
 from monarch_nb.allocator.api.service import AllocatorService
-from monarch_nb.errors import AccessDenied, MonarchNbError, UsageError
+from monarch_nb.errors import AccessDenied, MonarchNbError, UsageError, VersionMismatch
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import files_pb2, run_pb2
 from monarch_nb.proto.allocator_pb2_grpc import AllocatorStub
@@ -152,6 +152,14 @@ async def test_a_strangers_session_is_refused_what_it_asks_for_and_goes_on(
     assert not any(one.attached or one.run_ids for one in node.sessions)
 
 
+async def test_a_session_of_another_version_is_refused_by_its_name(connect: Connect) -> None:
+    session = Stream(connect("alice", "user"))
+    await session.send(open=pb.Open(protocol=99))
+    refused = error_from_json((await session.next()).refused.error_json)
+    assert isinstance(refused, VersionMismatch)
+    assert "protocol 99" in str(refused)
+
+
 async def test_only_who_may_read_hears_that_a_rank_has_died(connect: Connect, node: NodeWithoutProcesses) -> None:
     alice = await Stream(connect("alice", "user")).opened()
     bob = await Stream(connect("bob", "user")).opened()
@@ -241,21 +249,6 @@ class TestShares:
         assert [(one.owner, one.procs) for one in held.waiting] == [("bob", 2)]
         (seen,) = (await bob.Status(pb.StatusRequest())).reservations
         assert not seen.waiting
-
-    async def test_who_had_a_grant_is_told_that_it_ended(self, connect: Connect, node: NodeWithoutProcesses) -> None:
-        alice, bob, eve = connect("alice", "user"), connect("bob", "user"), connect("eve", "user")
-        await alice.Share(share(pb.RIGHT_RUN))
-        await alice.Share(share(pb.RIGHT_UNSPECIFIED))
-        (for_alice,) = (await alice.Status(pb.StatusRequest())).reservations
-        assert not for_alice.shares, "it is shared with nobody"
-        (for_bob,) = (await bob.Status(pb.StatusRequest())).reservations
-        assert (for_bob.right, dict(for_bob.shares)) == (pb.RIGHT_UNSPECIFIED, {"bob": pb.RIGHT_UNSPECIFIED})
-        assert not for_bob.meshes
-        (for_eve,) = (await eve.Status(pb.StatusRequest())).reservations
-        assert not for_eve.shares
-        read = pb.ReadLogsRequest(mesh_id=MESH)
-        assert "alice's, no longer shared with you: alice can let you" in str(await outcome(aiter(bob.ReadLogs(read))))
-        assert "alice's: alice can let you" in str(await outcome(aiter(eve.ReadLogs(read))))
 
     async def test_a_grant_makes_nobody_an_owner_and_survives_the_allocator(
         self, connect: Connect, node: NodeWithoutProcesses

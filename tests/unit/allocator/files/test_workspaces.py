@@ -220,30 +220,13 @@ def test_another_notebooks_files_are_not_replaced_silently(workspaces: Workspace
 # Hostile clients
 
 
-@pytest.mark.parametrize(
-    "entries",
-    [
-        {b"../x": file(b"1")},
-        {b"l": link(b"../m")},
-    ],
-    ids=lambda entries: repr(list(entries)),
-)
-def test_a_hostile_tree_is_refused(
-    workspaces: Workspaces, client: Client, tree: Path, entries: dict[bytes, object]
-) -> None:
-    client.sync({b"good": file(b"1")})
-    with pytest.raises(UsageError):
-        client.sync({b"good": file(b"1"), **entries})  # type: ignore[dict-item]
-    assert listing(tree) == ["good"]
-    assert sorted(os.listdir(tree.parent.parent)) == [ID]
-
-
 def entry(path: bytes, **fields: object) -> TreeEntry:
     return TreeEntry(**{"path": path, "kind": TreeEntry.KIND_FILE, "mode": 0o644, **fields})  # type: ignore[arg-type]
 
 
 HOSTILE = [
-    *(TreeChange(changed=[entry(path)]) for path in (b"nul\0", b"x" * 300)),
+    *(TreeChange(changed=[entry(path)]) for path in (b"../x", b"nul\0", b"x" * 300)),
+    TreeChange(changed=[entry(b"l", kind=TreeEntry.KIND_SYMLINK, mode=0o777, target=b"../m")]),
     TreeChange(changed=[entry(b"of no kind", kind=77)]),
     TreeChange(changed=[entry(b"without a hash", size_bytes=1 << 62)]),
     *(TreeChange(removed=[path]) for path in (b"../model.py", b"/etc/hostname")),

@@ -66,30 +66,6 @@ def of_rank_4(*items: pb.OutputItem) -> pb.SessionEvent:
     return pb.SessionEvent(output=pb.Output(run_id="r", ranks=[pb.RankOutput(rank=4, items=items)]))
 
 
-async def test_its_own_part_of_a_run(session: Session) -> None:
-    cursors = {rank: run_pb2.Cursor(stdout_bytes=rank) for rank in (3, 5)}
-    earlier = pb.EarlierRuns(by_node={1: 2, 2: 3})
-    own = below_of(session).submit(submit(earlier=earlier, outputs={1: 9}, cursors=cursors))
-    assert list(own.ranks) == [2, 3]
-    assert (own.after, own.run.output) == (2, 9)
-    assert dict(own.cursors) == {3: cursors[3]}
-
-
-async def test_a_run_is_passed_on_when_this_node_has_given_it_its_number(
-    session: Session, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    passed: list[pb.Submit] = []
-    monkeypatch.setattr(below_of(session)._branches, "submit", passed.append)
-    unnumbered = submit(give_number=True)
-    unnumbered.run.number = 0
-    own = below_of(session).submit(unnumbered)
-    assert (own.give_number, list(own.ranks), passed) == (True, [2, 3], [])
-    below_of(session).numbered(unnumbered, pb.Queued(run_id="r", number=9, earlier=pb.EarlierRuns(of_others=8)))
-    (told,) = passed
-    assert (told.run.number, told.give_number, list(told.all_ranks)) == (9, False, list(range(2, 8)))
-    assert told.earlier.of_others == 8
-
-
 async def test_results_wait_until_all_have_come(session: Session) -> None:
     below_of(session).submit(submit())
     session.send(queued=pb.Queued(run_id="r", number=4), urgent=False)
@@ -125,12 +101,6 @@ async def test_a_part_of_the_results_waits_for_the_rest_but_not_for_long(
     first = pb.Finished(run_id="r", results=[run_pb2.RankResult(rank=2, outcome=run_pb2.OUTCOME_OK)])
     assert below_of(session).delay_s(pb.SessionEvent(finished=first)) == pytest.approx(wait_s, abs=0.01)
     session.close()
-
-
-async def test_where_ranks_are_is_told_when_all_have_said_so(session: Session) -> None:
-    assert below_of(session).look(pb.Look(mesh_id="m", look_id="l", ranks=[2, 4, 6])) == [2]
-    said = [pb.SessionEvent(seen=pb.Seen(look_id="l", places=[pb.SeenRanks(ranks=[rank])])) for rank in (4, 2, 6)]
-    assert [below_of(session).delay_s(event) for event in said] == [module.LOOK_S, module.LOOK_S, 0.0]
 
 
 async def test_what_somebody_waits_for_goes_at_once(session: Session) -> None:

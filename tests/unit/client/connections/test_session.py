@@ -14,7 +14,7 @@ from monarch_nb.client.connections import session as module
 from monarch_nb.client.connections.connection import Connection
 from monarch_nb.client.connections.session import MeshSession
 from monarch_nb.client.pools import pool as pools
-from monarch_nb.errors import CertificateRefused, RunNotFound, VersionMismatch
+from monarch_nb.errors import CertificateRefused, VersionMismatch
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2
 from monarch_nb.rpc.status import error_to_json
@@ -120,16 +120,6 @@ class TestBreaks:
         assert (resubmitted.run.number, resubmitted.outputs[0]) == (3, 3)
         assert resubmitted.cursors[0].stdout_bytes == 4
 
-    async def test_a_run_that_is_done_is_not_submitted_again(self, node: Scripted, session: MeshSession) -> None:
-        listener = await accepted(node, session)
-        node.say(finished=pb.Finished(run_id="a", results=[run_pb2.RankResult(rank=rank) for rank in (0, 1)]))
-        await listener.until("finished")
-        listener.done = True
-        assert (await again(node, "follow")).run_id == "a"
-        node.say(refused=pb.Refused(run_id="a", error_json=error_to_json(RunNotFound("who?"))))
-        await listener.until("refused")
-        assert (await node.next("unfollow")).run_id == "a", "it is followed no longer"
-
     async def test_an_interrupt_that_a_break_may_have_overtaken_is_sent_again(
         self, node: Scripted, session: MeshSession
     ) -> None:
@@ -195,13 +185,6 @@ class TestWhatComes:
         node.say(refused=pb.Refused(error_json=error_to_json(VersionMismatch("protocol 2 here"))))
         assert await listener.until("refused") is VersionMismatch
 
-    async def test_replay_asks_from_the_beginning(self, node: Scripted, session: MeshSession) -> None:
-        session.replay(listener := await accepted(node, session), "m")
-        assert not (await node.next("follow")).cursors
-        listener.run_id = "b"  # one that is no longer followed
-        session.replay(listener, "m")
-        assert (await node.next("follow")).run_id == "b"
-
     async def test_replay_before_the_session_is_open(self, node: Scripted, session: MeshSession) -> None:
         listener = Listener()
         session.submit(listener, submit(quiet=True), 0)
@@ -222,11 +205,3 @@ class TestWhatComes:
             node.say(output=output(b"more", end))
             shown = await node.next("shown")
             assert shown.cursors[0].stdout_bytes == end, "the next client begins there"
-
-    async def test_deaths_are_told_to_the_mesh(self, node: Scripted, connection: Connection) -> None:
-        died: asyncio.Queue[int] = asyncio.Queue()
-        session = MeshSession("m", {0: connection}, 2, lambda message: died.put_nowait(message.rank))
-        node.say(rank_died=pb.RankDied(mesh_id="other", rank=1))
-        node.say(rank_died=pb.RankDied(mesh_id="m", rank=3))
-        assert await asyncio.wait_for(died.get(), 20) == 3
-        session.close()

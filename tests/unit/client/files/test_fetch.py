@@ -75,6 +75,12 @@ async def test_what_can_not_be_replaced_is_named(tmp_path: Path, there: Path, no
         assert [path.name for path in here.iterdir()] == ["x"]
 
 
+async def test_only_files_are_read(there: Path, node: Any) -> None:
+    os.mkfifo(there / "pipe")
+    with pytest.raises(FilesError, match=r"node0: .*pipe is not a file"):
+        await anext(node.stream("ReadFile", pb.ReadFileRequest(path=os.fsencode(there / "pipe"))))
+
+
 async def test_what_vanishes_while_it_is_listed_is_left_out(
     tmp_path: Path, there: Path, node: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

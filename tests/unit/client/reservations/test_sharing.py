@@ -65,14 +65,6 @@ class TestFinding:
 
 
 class TestGranting:
-    async def test_every_node_is_told(self) -> None:
-        nodes = [FakeNode(), FakeNode()]
-        pool: Any = FakePool(held_by("me", pb.RIGHT_OWN, nodes=nodes))
-        await share(pool, "r", "dev", {"bob": "run", "carol": "read"})
-        assert [[(request.to, request.right) for request in node.told] for node in nodes] == [
-            [("bob", pb.RIGHT_RUN), ("carol", pb.RIGHT_READ)]
-        ] * 2
-
     async def test_what_ends_ends_on_all_nodes_that_answer_and_the_others_are_told(self) -> None:
         nodes = [FakeNode(NodeUnreachable("away")), FakeNode()]
         pool: Any = FakePool(held_by("me", pb.RIGHT_OWN, nodes=nodes))

@@ -59,12 +59,6 @@ def raise_interrupt(_: float | None) -> None:
 
 
 class TestListeners:
-    async def test_the_first_that_comes_late_gets_everything(self) -> None:
-        harness = Harness(listen=False)
-        harness.start()
-        harness.run._add_listener(harness.told.append)
-        assert [kind for kind, _ in harness.session.sent] == ["submit", "replay"]
-
     async def test_after_the_end_output_comes_before_the_end(self) -> None:
         harness = Harness(listen=False)
         harness.start()
@@ -229,11 +223,6 @@ class TestOutput:
 
 
 class TestResults:
-    async def test_all_nodes_hear_that_they_were_taken(self, harness: Harness) -> None:
-        harness.start()
-        harness.run._tell_collected()
-        assert harness.core.told_collected == ["run-id"]
-
     async def test_it_is_done_when_every_rank_is(self, harness: Harness) -> None:
         harness.finished(*range(7))
         assert not harness.run.done

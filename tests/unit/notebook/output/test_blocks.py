@@ -65,13 +65,6 @@ def test_tensors_that_share_lines_stay_whole() -> None:
     assert _shown_of_each(texts, [2, 0, 3, 1]) == _as_blocks(texts)
 
 
-def test_many_tensors_that_share_lines_stay_whole() -> None:
-    texts = [_diagonal(rank) * 60 for rank in range(4)]
-    assert _shown_of_each(texts) == [
-        (str(rank), line) for _ in range(60) for rank in range(4) for line in _diagonal(rank).splitlines()
-    ]
-
-
 def test_of_very_many_lines_in_brackets_only_the_first_are_shown_once_more() -> None:
     ranks = 120
     texts = [_diagonal(rank, ranks) for rank in range(ranks)]
@@ -157,12 +150,6 @@ def test_what_has_only_a_line_of_its_own_folds() -> None:
         (everyone, '  "port": 29500'),
         (everyone, "}"),
     ]
-
-
-def test_a_dictionary_whose_lines_differ_stays_whole() -> None:
-    texts = [f'{{\n  "rank": {rank},\n  "loss": 0.{rank},\n  "host": "h"\n}}\n' for rank in range(4)]
-    assert _shown_of_each(texts) == _as_blocks(texts)
-    assert _shown_of_each(texts[:1] * 4) == [("0,1,2,3", line) for line in texts[0].splitlines()]
 
 
 def test_a_frame_stays_whole_and_equal_ones_fold() -> None:
