@@ -52,6 +52,20 @@ def kinds(error: RunFailed) -> dict[str, list[int]]:
 
 
 class TestPython:
+    def test_it_stops_and_keeps_everything(self, mesh: Mesh) -> None:
+        mesh.run("kept = rank * 3")
+        run, recorder = started(mesh, "while True: pass")
+        report = mesh.interrupt()
+        assert report.stopped == tuple(range(8))
+        assert (report.stuck, report.aborted, report.restarted) == ({}, (), ())
+        assert run.done
+        assert len(recorder.of(events.Finished)) == 1
+        with pytest.raises(RunFailed) as raised:
+            run.result(60)
+        assert kinds(raised.value) == {"interrupted": list(range(8))}
+        assert {failure.name for failure in raised.value.failures.values()} == {"KeyboardInterrupt"}
+        assert mesh.pull("kept") == [rank * 3 for rank in range(8)]
+
     def test_ranks_that_finished_are_left_alone(self, mesh: Mesh, gate: Gate) -> None:
         run, recorder = started(mesh, f"if rank < 4:\n    {gate.wait}\nrank")
         recorder.wait_for(lambda recorder: len(recorder.of(events.Result)) == 4)
@@ -126,6 +140,28 @@ class TestPython:
 
 
 class TestCollective:
+    def test_hang_interrupt_init_again_and_again_on_one_live_model(self, fresh_mesh: Mesh) -> None:
+        mesh = fresh_mesh
+        mesh.run(f"{TRAIN}\n{INIT}")
+        for missing in (0, 5):
+            assert mesh.run("step()").values == [28.0] * 8
+            run, recorder = started(mesh, f"if rank == {missing}: raise KeyError('boom')\nstep()", on_error="wait")
+            recorder.wait_for(lambda recorder: recorder.of(events.Result))
+            wait_until_in_collective(mesh, 7)
+            report = run.interrupt()
+            assert report.stuck == {}
+            assert report.aborted
+            with pytest.raises(RunFailed) as raised:
+                run.result(60)
+            others = [rank for rank in range(8) if rank != missing]
+            assert kinds(raised.value) == {"error": [missing], "interrupted": others}
+            messages = {raised.value.failures[rank].message for rank in others}
+            assert any("interrupted in all_reduce" in message for message in messages), messages
+            assert all("process group aborted" in message for message in messages), messages
+            mesh.run(INIT)
+        assert mesh.run("step()").values == [28.0] * 8
+        assert mesh.pull("steps") == [3] * 8
+
     @pytest.mark.parametrize("delay_s", [0.0, 0.03, 0.3])
     def test_one_press_at_any_moment(self, mesh: Mesh, delay_s: float) -> None:
         """Before the run has reached all nodes, before its ranks begin, inside destroy and init, in the all_reduce."""
@@ -165,6 +201,17 @@ class TestCollective:
         assert everyone == list(range(8))
         assert failure.message == f"a run was interrupted in a collective; {GROUP_ABORTED}"
         assert "Cell In[13], line 2" in failure.traceback, "a message alone does not say where"
+
+    def test_who_waits_for_whom_is_said_although_nobody_has_ended(self, fresh_mesh: Mesh, soon: None) -> None:
+        mesh = fresh_mesh
+        mesh.run(f"{TRAIN}\n{INIT}")
+        run, recorder = started(mesh, "if rank != 3: step()\ndist.barrier()", cell_number=12)
+
+        recorder.wait_for(lambda recorder: "ranks 0-2,4-7 wait in all_reduce" in said_of_waits(recorder))
+        assert "rank 3 waits in barrier (Cell In[12]:3)" in said_of_waits(recorder)
+        assert "Press ■ (or %mesh interrupt) to free them" in said_of_waits(recorder)
+        run.interrupt()
+        assert run.wait(60)
 
     def test_ranks_that_wait_in_vain_for_one_that_failed_are_freed(self, fresh_mesh: Mesh, soon: None) -> None:
         mesh = fresh_mesh
@@ -279,6 +326,13 @@ class TestCtrlC:
         "    print(interrupt)\n"
         "print(mesh.run('rank').values)\n"
     )
+
+    def test_it_frees_the_ranks(self, mesh: Mesh) -> None:
+        with client(self.PROGRAM.format(code="print('go')\nwhile True: pass", texts=["go"])) as script:
+            assert script.line() == "go"
+            script.interrupt()
+            assert script.line() == "interrupted ranks 0-7"
+            assert script.line() == "[0, 1, 2, 3, 4, 5, 6, 7]"
 
     @pytest.mark.usefixtures("impatient")
     def test_twice_replaces_what_does_not_stop(self, mesh: Mesh) -> None:

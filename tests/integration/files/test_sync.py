@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from integration.files.copies import copies, module, names_in
+from integration.files.copies import assert_same, copies, module, names_in
 from integration.live import Recorder, client, eventually
 from monarch_nb.client.files.local_tree import Report
 from monarch_nb.client.files.transfer import SyncReport
 from monarch_nb.client.reservations.reservation import Reservation
 from monarch_nb.client.reservations.reserve import reserve
 from monarch_nb.config import NodePaths
-from monarch_nb.errors import RunFailed, UsageError
+from monarch_nb.errors import ReservationConflict, RunFailed, UsageError
 from monarch_nb.provision import Node
 
 pytestmark = pytest.mark.usefixtures("without_torch")
@@ -123,6 +123,47 @@ class TestEdits:
         write("model.py", module("two"))
         assert synced.mesh.run("model.value()", sync=False).values == ["one"] * RANKS
         assert synced.mesh.run("model.value()").values == ["two"] * RANKS
+
+
+class TestNames:
+    def test_new_deleted_and_renamed(self, synced: Reservation, project: Path) -> None:
+        write("package/__init__.py", "")
+        write("package/old.py", module(1))
+        write("gone.py", module(2))
+        write("gone/with/all.txt", "below")
+        synced.sync()
+        assert_same(synced, project)
+        write("new.py", module(3))
+        Path("package/old.py").rename("package/new.py")
+        Path("gone.py").unlink()
+        subprocess.run(["rm", "-r", "gone"], check=True)
+        report = synced.sync()
+        assert_same(synced, project)
+        assert (report.files, report.kept) == (2, {})
+        code = "import package.new, new; package.new.value(), new.value()"
+        assert synced.mesh.run(code).values == [(1, 3)] * RANKS
+        with pytest.raises(RunFailed, match="No module named 'gone'"):
+            synced.mesh.run("import gone")
+
+    def test_modes_links_and_empty_directories(self, synced: Reservation, project: Path) -> None:
+        write("run.sh", "#!/bin/sh\necho it runs\n")
+        Path("run.sh").chmod(0o755)
+        write("data/real.txt", "content")
+        Path("link.txt").symlink_to("data/real.txt")
+        Path("data/up").symlink_to("../run.sh")
+        Path("dangling").symlink_to("nowhere")
+        Path("empty/inner").mkdir(parents=True)
+        synced.sync()
+        assert_same(synced, project)
+        code = "import subprocess; subprocess.run(['./run.sh'], capture_output=True, text=True).stdout"
+        assert synced.mesh.run(code).values == ["it runs\n"] * RANKS
+        Path("run.sh").chmod(0o644)
+        Path("link.txt").unlink()
+        Path("link.txt").symlink_to("run.sh")
+        Path("empty/inner").rmdir()
+        Path("data").chmod(0o700)
+        synced.sync()
+        assert_same(synced, project)
 
 
 class TestLeftOut:
@@ -270,4 +311,15 @@ class TestReload:
         reserve("dev", nodes=4, procs=1)
         write("model.py", module("four"))
         assert dev.mesh.run("model.value()").values == ["four"] * 4, "and stays when nothing is said of it"
+        dev.release()
+
+    def test_other_files_need_another_reservation(self, spare_pool: list[Node], project: Path, tmp_path: Path) -> None:
+        dev = reserve("dev", procs=1)
+        for files in (True, project):
+            assert reserve("dev", procs=1, files=files).id == dev.id
+        for other in (False, tmp_path):
+            with pytest.raises(
+                ReservationConflict, match=f"already held with the files of {project}: %mesh attach dev uses it"
+            ):
+                reserve("dev", procs=1, files=other)
         dev.release()
