@@ -83,7 +83,10 @@ def test_time_that_runs_out(prompt: Kernel) -> None:
     assert "ReservationExpired\x1b[39m: brief was released at" in shown
     assert shown.count("brief was released at") == 1, "the error says it alone"
     assert "Traceback" not in shown
-    assert re.search(r"its time of [\d.]+ s was up; %mesh reserve makes a new one", prompt.run("%%mesh\nrank"))
+    said = r"its time of [\d.]+ s was up; %mesh reserve brief --nodes 1 --procs 2 makes a new one"
+    assert re.search(said, prompt.run("%%mesh\nrank"))
+    for read in ("logs", "plot"):
+        assert re.match(r"brief was released at \S+: this is from what it printed\n", prompt.run(f"%mesh {read}"))
     prompt.restart()
     assert prompt.run("%load_ext monarch_nb").startswith("brief was released at ")
 
@@ -98,7 +101,7 @@ def test_a_release_elsewhere_is_told_and_ones_own_is_not(prompt: Kernel) -> None
     prompt.wait(idle)
     assert "was released" not in prompt.text(first) + prompt.text(idle)
     monarch_nb.attach("gone").release()
-    said = r"gone was released at \S+ by .+: %mesh reserve gone makes a new one"
+    said = r"gone was released at \S+ by .+: %mesh reserve gone --nodes 1 --procs 1 makes a new one"
     assert re.search(said, prompt.wait(idle, "was released at"))
     for cell in (hello, "%mesh status"):
         assert re.search(said, prompt.run(cell))
