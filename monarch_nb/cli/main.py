@@ -448,7 +448,7 @@ def _logs(options: argparse.Namespace) -> int:
             lines = LOG_LINES if options.lines is None else options.lines
             shown = _raw_lines([past.records(lines or None, options.run)])
         else:
-            say(ended_line(past))
+            print(ended_line(past))
             shown = past_lines(past, options.lines, options.run, by=options.fold)
         for line in shown:
             print(line)
