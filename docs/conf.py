@@ -48,7 +48,7 @@ INTERNAL = (
     *("look_before_interrupt", "timed_out", "wait_freed", "wait_news", "collected", "join", "ended"),
     *("ended_well", "is_unstopped", "may_kill", "shows", "stop_ranks"),  # of a run
     *("addresses", "attach_run", "complete", "flag", "inspect", "log_batches", "numbers"),  # of a mesh
-    *("one_per_node", "open_calls", "run_program", "run_titles", "running", "start_script", "unfinished", "where"),
+    *("one_per_node", "open_calls", "run_program", "running", "start_script", "unfinished", "where"),
     *("actor_infos", "all_meshes", "full_name", "held", "is_attached", "is_mine"),
     *("from_facts", "to_facts", "groups", "told", "of", "places", "starting", "at", "target_at", "ranked"),
     "logging_option",  # Monarch's, without effect

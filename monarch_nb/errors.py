@@ -241,8 +241,6 @@ class ReservationConflict(MonarchNbError):
     """You hold a reservation of that name, with another shape or other options than you ask for now."""
 
 
-NUMBERS_OF_ENDED = "{0} has ended: %mesh logs {0} has the numbers that it printed"
-"""To who wants curves of a reservation that has ended."""
 ATTACH_USES_IT = "%mesh attach {} uses it as it is"
 """What loses nothing when a reservation is not as somebody asks for it: said before what releases it."""
 

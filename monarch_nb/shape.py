@@ -17,6 +17,17 @@ from typing import Any, TypeAlias, overload
 
 from monarch_nb.errors import DimensionError, TargetError
 
+
+def reserve_flags(nodes: int, procs: int, gpus: int) -> str:
+    """Return how `%mesh reserve` is asked for so many nodes and ranks of each.
+
+    Example:
+        >>> reserve_flags(2, 4, 0), reserve_flags(1, 0, 8)
+        ('--nodes 2 --procs 4', '--nodes 1 --gpus 8')
+    """
+    return f"--nodes {nodes} {f'--gpus {gpus}' if gpus else f'--procs {procs}'}"
+
+
 Selector: TypeAlias = int | slice
 """What is taken along a dimension: one place of it, or a part of it."""
 

@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from monarch_nb.cli.declared import add_flag, part_of
-from monarch_nb.cli.saying import print_json, print_table, tell
+from monarch_nb.cli.saying import print_json, print_table, say, tell
 from monarch_nb.config import VERSION, default_pool
-from monarch_nb.errors import NUMBERS_OF_ENDED, PoolError, ReservationNotFound, UsageError
+from monarch_nb.errors import PoolError, ReservationNotFound, UsageError
 from monarch_nb.notebook.syntax.declarations import PLOT
 
 if TYPE_CHECKING:
     from monarch_nb.client.doctor.diagnosis import Diagnosis
+    from monarch_nb.client.logs.records import PastLog
     from monarch_nb.client.meshes.mesh import Mesh
 
 PLOT_SUMMARY = "draw curves of numbers that ranks print"
@@ -38,33 +39,37 @@ def add_plot(parser: argparse.ArgumentParser) -> None:
         "numbers", nargs="*", metavar="NUMBER", help="the name of a number: a chart for each; without names, lists all"
     )
     for flag in PLOT.flags:
-        add_flag(parser, flag)
+        if flag.name != "--of":  # the first word says that here
+            add_flag(parser, flag)
     parser.add_argument("--svg", metavar="FILE", help="write a picture, light and dark, instead of drawing")
 
 
 def plot(options: argparse.Namespace) -> int:
     """Draw, or list what can be drawn; return the exit status."""
+    from monarch_nb import attach
     from monarch_nb.client.logs.records import past_log
+    from monarch_nb.notebook.output.logs import ended_line
 
     name, names = _split(options, [*options.first, *options.numbers])
     try:
-        return _plot(options, name, names)
+        return _plot(options, part_of(attach(name, pool=options.pool), options.mesh, options.targets), names)
     except (ReservationNotFound, UsageError):  # the first word may name one that has ended
-        if name or not names or past_log(names[0], options.pool) is None:
+        past = None if name or not names else past_log(names[0], options.pool, options.mesh, options.targets)
+        if past is None:
             raise
-        raise ReservationNotFound(NUMBERS_OF_ENDED.format(names[0])) from None
+    say(ended_line(past))
+    return _plot(options, past, names[1:])
 
 
-def _plot(options: argparse.Namespace, name: str | None, names: Sequence[str]) -> int:
-    from monarch_nb import attach
+def _plot(options: argparse.Namespace, mesh: Mesh | PastLog, names: Sequence[str]) -> int:
     from monarch_nb.client.curves.plot import drawn_for_terminal
     from monarch_nb.client.curves.words import run_numbers
+    from monarch_nb.client.meshes import printed
 
     runs = run_numbers(options.run or "")
-    mesh = part_of(attach(name, pool=options.pool), options.mesh, options.targets)
     if not names:
         return _list(mesh, runs)
-    plot = mesh.plot(*names, x=options.x or "", run=runs or None)
+    plot = printed.plot(mesh, *names, x=options.x or "", run=runs or None)
     if options.svg:
         Path(options.svg).write_text(plot.svg(), encoding="utf-8")
         print(f"wrote {options.svg}", file=sys.stderr)
@@ -84,15 +89,15 @@ def _split(options: argparse.Namespace, words: Sequence[str]) -> tuple[str | Non
     return (words[0], words[1:]) if words and words[0] in held else (None, words)
 
 
-def _list(mesh: Mesh, runs: Sequence[int]) -> int:
+def _list(mesh: Mesh | PastLog, runs: Sequence[int]) -> int:
     from monarch_nb.client.connections.bridge import call
     from monarch_nb.client.curves.words import in_older, listing
-    from monarch_nb.client.meshes.printed import searched
+    from monarch_nb.client.meshes.printed import numbers_of, run_titles, searched
 
     newest = None if runs else searched(mesh, older=True)
-    for reader in [newest.newest()] if newest else [mesh.numbers(run=number) for number in runs]:
+    for reader in [newest.newest()] if newest else [numbers_of(mesh, number) for number in runs]:
         found = listing(call(reader.names()))
-        print(mesh.run_titles([reader.number])[reader.number])
+        print(run_titles(mesh, [reader.number])[reader.number])
         if found.rows:
             print_table(found.headers, found.rows)
         for note in filter(None, [*found.notes, in_older(newest.older_names()) if newest else ""]):

@@ -433,7 +433,7 @@ def _check_named_pool(pool: str) -> None:
 def _logs(options: argparse.Namespace) -> int:
     from monarch_nb import attach
     from monarch_nb.client.logs.records import past_log
-    from monarch_nb.notebook.output.logs import nothing_kept, nothing_line, past_lines, shown_logs
+    from monarch_nb.notebook.output.logs import ended_line, nothing_kept, nothing_line, past_lines, shown_logs
 
     try:
         reservation = attach(options.name, pool=options.pool)
@@ -448,6 +448,7 @@ def _logs(options: argparse.Namespace) -> int:
             lines = LOG_LINES if options.lines is None else options.lines
             shown = _raw_lines([past.records(lines or None, options.run)])
         else:
+            print(ended_line(past))
             shown = past_lines(past, options.lines, options.run, by=options.fold)
         for line in shown:
             print(line)

@@ -26,7 +26,11 @@ _USER_FRAME = 2
 
 
 def _show_as_typed(filename: str, first_line: str, cell: str) -> None:
-    """Have `%debug` show a cell as it was typed: IPython has made one line of it, which calls the magic."""
+    """Have `%debug` show a cell as it was typed: IPython has made one line of it, which calls the magic.
+
+    Args:
+        first_line: with what there is to say to who lands there.
+    """
     if linecache.getline(filename, 1).startswith("get_ipython().run_cell_magic('mesh'"):
         lines = [f"{each}\n" for each in (first_line, *cell.splitlines())]
         linecache.cache[filename] = (sum(map(len, lines)), None, lines, filename)  # as IPython's own compiler does
@@ -63,9 +67,12 @@ class MeshMagics(Magics):
             self._session.end_is_said(error.name)
             say_what_is_saved(self._session, error)
             raise
-        except RunFailed:
+        except RunFailed as error:
             if cell is not None:
-                _show_as_typed(sys._getframe(_USER_FRAME).f_code.co_filename, f"%%mesh {typed}".rstrip(), cell)
+                first = f"%%mesh {typed}".rstrip()
+                if error.is_held and error.run is not None:
+                    first += f"  # %mesh debug{error.run.mesh.flag} --post-mortem enters the ranks"
+                _show_as_typed(sys._getframe(_USER_FRAME).f_code.co_filename, first, cell)
             raise
         except RunInterrupted:
             raise

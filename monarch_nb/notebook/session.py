@@ -9,6 +9,7 @@ from __future__ import annotations
 import builtins
 import os
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 from monarch_nb.client.pools.choosing import Shape
+from monarch_nb.client.pools.held import reserve_line
 from monarch_nb.client.presenting import served_notebook
 from monarch_nb.client.reservations.memory import (
     Memory,
@@ -28,12 +30,12 @@ from monarch_nb.client.reservations.memory import (
     remember,
 )
 from monarch_nb.config import MAIN_MESH, patience
-from monarch_nb.errors import MonarchNbError, ReservationNotFound, RunNotFound, UsageError
+from monarch_nb.errors import MonarchNbError, ReservationNotFound, ReservationReleased, RunNotFound, UsageError
 from monarch_nb.ground.code_names import mesh_flag, run_name
 from monarch_nb.ground.rank_sets import counted, format_ranks, listed
 from monarch_nb.lines.templates import checked_fold, default_fold
 from monarch_nb.notebook.syntax.command_line import is_name
-from monarch_nb.provision.jobs import job_of_pool, trouble
+from monarch_nb.provision.jobs import job_of_pool, trouble, where_of
 from monarch_nb.provision.known import is_known
 from monarch_nb.shape import parse_targets
 
@@ -163,8 +165,14 @@ class Session:
         self.fold: FoldBy | None = None
         self.show = ""
         self.resume: ResumePlan | None = None
-        self._unsaid, self._is_job = "", False
-        self._absence, self._released = _NOTHING_YET, ""
+        self._unsaid, self._is_job, self._where = "", False, ""
+        self._absence, self._released, self._released_at = _NOTHING_YET, "", 0.0
+
+    @property
+    def last_name(self) -> str:
+        """The name of the current reservation, else of the one that this notebook held last and that has ended; empty
+        where nothing is left of it."""
+        return self.reservation.name if self.reservation is not None else self._released
 
     @property
     def directory(self) -> str:
@@ -187,6 +195,7 @@ class Session:
             same = memory if memory is not None and memory.reservation_id == reservation.id else None
             self.fold, self.show = (checked_fold(same.fold), same.show) if same else (None, "")
         self.reservation, self.pool = reservation, pool
+        self._where = where_of(reservation.pool)  # which is not known any more when a job has ended
         self._not_left = self._leave_names(reservation)
         reservation.add_time_listener(lambda text: self._on_time(reservation.id, text))
         self._remember()
@@ -219,9 +228,10 @@ class Session:
     def released(self) -> None:
         """The current reservation is gone; so is the pool of one whose nodes came as a job."""
         if (gone := self.reservation) is not None:
-            again = "" if self._is_job else f" {gone.name} {Shape(gone.nodes, gone.procs, gone.gpus).flags}"
             self._released = "" if self._is_job else gone.name  # whose nodes have what it printed
-            self._absence = f"{gone.name} was released: type %mesh reserve{again} for a new one"
+            self._released_at = time.time()
+            anew = reserve_line(gone.name, Shape(gone.nodes, gone.procs, gone.gpus), self._where)
+            self._absence = f"{gone.name} was released: type {anew} for a new one"
         self._let_go()
         if self._is_job:
             self.pool, self._is_job = None, False
@@ -293,9 +303,13 @@ class Session:
     def mesh_that_printed(
         self, targets: str | None = None, name: str | None = None, *, of: Reservation | None = None
     ) -> Mesh:
-        """Return the same mesh for what its ranks printed. After a release the error says how that is still shown."""
+        """Return the same mesh for what its ranks printed.
+
+        Raises:
+            ReservationReleased: this notebook has released it; besides as `mesh`.
+        """
         if self._released and self.reservation is None and of is None:
-            raise UsageError(f"{self._released} was released: %mesh logs {self._released} shows what it printed")
+            raise ReservationReleased(self._absence, self._released, ended_at=self._released_at)
         return self.mesh(targets, name, of=of)
 
     def folds_by(self, ranks: int) -> FoldBy:
@@ -419,7 +433,10 @@ class Session:
                 forget(memory.notebook)
                 for ended in self.client.list_ended(self.pool):
                     if ended.reservation_id == memory.reservation_id:
-                        return None, f"{ended}: %mesh reserve takes nodes again"
+                        anew = f"%mesh reserve {ended.reserve}"
+                        self._released, self._released_at = ended.name, ended.ended_at
+                        self._absence = f"{ended}: type {anew} for a new one"
+                        return None, f"{ended}: {anew} takes nodes again"
             return None, _held_line(sorted(info.name for info in infos if info.held_by_me))
         reservation = self.client.attach(found.full_name, pool=self.pool)
         followed, others = divided(_open_runs(reservation.meshes.now(), self.seen), self.notebook)

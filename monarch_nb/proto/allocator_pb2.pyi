@@ -393,6 +393,7 @@ class ReserveRequest(_message.Message):
     FORCE_BUSY_FIELD_NUMBER: _builtins.int
     CLIENT_ID_FIELD_NUMBER: _builtins.int
     LEASE_ID_FIELD_NUMBER: _builtins.int
+    WHERE_FIELD_NUMBER: _builtins.int
     reservation_id: _builtins.str
     name: _builtins.str
     owner: _builtins.str
@@ -414,6 +415,8 @@ class ReserveRequest(_message.Message):
     """as in Open: while that session is there, the lease is waited for to be confirmed"""
     lease_id: _builtins.str
     """of a lease in another node's place: what tells it from others of the reservation on this node"""
+    where: _builtins.str
+    """what has %mesh reserve take such nodes, besides their number and slots: "--on slurm" """
     def __init__(
         self,
         *,
@@ -431,10 +434,11 @@ class ReserveRequest(_message.Message):
         force_busy: _builtins.bool = ...,
         client_id: _builtins.str = ...,
         lease_id: _builtins.str = ...,
+        where: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "created_at", b"created_at", "force_busy", b"force_busy", "gpus", b"gpus", "idle_s", b"idle_s", "lease_id", b"lease_id", "name", b"name", "node_rank", b"node_rank", "nodes", b"nodes", "notebook", b"notebook", "owner", b"owner", "procs", b"procs", "reservation_id", b"reservation_id", "time_s", b"time_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "created_at", b"created_at", "force_busy", b"force_busy", "gpus", b"gpus", "idle_s", b"idle_s", "lease_id", b"lease_id", "name", b"name", "node_rank", b"node_rank", "nodes", b"nodes", "notebook", b"notebook", "owner", b"owner", "procs", b"procs", "reservation_id", b"reservation_id", "time_s", b"time_s", "where", b"where"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1661,7 +1665,7 @@ Global___StatusReply: _TypeAlias = StatusReply  # noqa: Y015
 
 @_typing.final
 class PastLog(_message.Message):
-    """What the ranks of a mesh printed that has ended. Its id does for ReadLogs."""
+    """What the ranks of a mesh printed that has ended. Its id does for ReadLogs and ReadMetrics."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1818,6 +1822,7 @@ class Ended(_message.Message):
     WHY_FIELD_NUMBER: _builtins.int
     MESH_IDS_FIELD_NUMBER: _builtins.int
     BY_FIELD_NUMBER: _builtins.int
+    RESERVE_FIELD_NUMBER: _builtins.int
     reservation_id: _builtins.str
     name: _builtins.str
     owner: _builtins.str
@@ -1827,6 +1832,8 @@ class Ended(_message.Message):
     """no person released it: "its time of 8 h was up" """
     by: _builtins.str
     """a person did: where, or with what ("in the panel")"""
+    reserve: _builtins.str
+    """after "%mesh reserve" it makes such a one again: "dev --nodes 2 --procs 4" """
     @_builtins.property
     def mesh_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
@@ -1839,10 +1846,11 @@ class Ended(_message.Message):
         why: _builtins.str = ...,
         mesh_ids: _abc.Iterable[_builtins.str] | None = ...,
         by: _builtins.str = ...,
+        reserve: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["by", b"by", "ended_at", b"ended_at", "mesh_ids", b"mesh_ids", "name", b"name", "owner", b"owner", "reservation_id", b"reservation_id", "why", b"why"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["by", b"by", "ended_at", b"ended_at", "mesh_ids", b"mesh_ids", "name", b"name", "owner", b"owner", "reservation_id", b"reservation_id", "reserve", b"reserve", "why", b"why"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1894,6 +1902,7 @@ class ReservationStatus(_message.Message):
     MEMBERS_FIELD_NUMBER: _builtins.int
     REVISION_FIELD_NUMBER: _builtins.int
     ATTACHED_FIELD_NUMBER: _builtins.int
+    WHERE_FIELD_NUMBER: _builtins.int
     reservation_id: _builtins.str
     name: _builtins.str
     owner: _builtins.str
@@ -1914,6 +1923,8 @@ class ReservationStatus(_message.Message):
     """What the caller may do with it. Who has no right learns whose it is, its shape and its times, and no more."""
     revision: _builtins.int
     """of these: ChangeMembersRequest.revision"""
+    where: _builtins.str
+    """as in ReserveRequest"""
     @_builtins.property
     def meshes(self) -> _containers.RepeatedCompositeFieldContainer[Global___MeshStatus]: ...
     @_builtins.property
@@ -1961,10 +1972,11 @@ class ReservationStatus(_message.Message):
         members: _abc.Iterable[_files_pb2.Peer] | None = ...,
         revision: _builtins.int = ...,
         attached: _abc.Iterable[_builtins.str] | None = ...,
+        where: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["files", b"files"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attached", b"attached", "confirmed", b"confirmed", "created_at", b"created_at", "files", b"files", "gpus", b"gpus", "idle_left_s", b"idle_left_s", "idle_s", b"idle_s", "members", b"members", "meshes", b"meshes", "name", b"name", "node_rank", b"node_rank", "nodes", b"nodes", "notebook", b"notebook", "owner", b"owner", "procs", b"procs", "reservation_id", b"reservation_id", "revision", b"revision", "right", b"right", "shares", b"shares", "time_left_s", b"time_left_s", "time_s", b"time_s", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attached", b"attached", "confirmed", b"confirmed", "created_at", b"created_at", "files", b"files", "gpus", b"gpus", "idle_left_s", b"idle_left_s", "idle_s", b"idle_s", "members", b"members", "meshes", b"meshes", "name", b"name", "node_rank", b"node_rank", "nodes", b"nodes", "notebook", b"notebook", "owner", b"owner", "procs", b"procs", "reservation_id", b"reservation_id", "revision", b"revision", "right", b"right", "shares", b"shares", "time_left_s", b"time_left_s", "time_s", b"time_s", "waiting", b"waiting", "where", b"where"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

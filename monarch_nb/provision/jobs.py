@@ -18,7 +18,16 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from monarch_nb.config import CONFIG_VARIABLE, DEFAULT_POOL, TrustPaths, cadence, gap, patience, private_directory
+from monarch_nb.config import (
+    CONFIG_VARIABLE,
+    DEFAULT_POOL,
+    TrustPaths,
+    cadence,
+    default_pool,
+    gap,
+    patience,
+    private_directory,
+)
 from monarch_nb.errors import (
     ATTACH_USES_IT,
     CapacityError,
@@ -220,6 +229,14 @@ def has_gone(pool: str) -> bool:
     """Return whether a pool of a job is no longer there: the job has removed it when all its allocators had ended."""
     there = pools_directory()
     return pool != DEFAULT_POOL and there.is_dir() and not (there / pool).exists()
+
+
+def where_of(pool: str) -> str:
+    """Return what has `%mesh reserve` take nodes of a pool, or of the engine that its nodes came from: "--pool lab" or
+    "--on slurm"; empty for what it takes anyway."""
+    if job := job_of_pool(pool):
+        return f"--on {job.on}"
+    return "" if pool == default_pool() else f"--pool {pool}"
 
 
 def title_of(job: Job) -> str:

@@ -16,7 +16,7 @@ from e2e.panel import PanelPage
 from monarch_nb.provision.local import LocalProvisioner
 
 FOR_EVER = "%%mesh\nimport time\nprint('begun')\nwhile True:\n    time.sleep(0.01)"
-RELEASED = re.compile(r"dev was released at \d\d:\d\d in the panel: %mesh reserve dev makes a new one")
+RELEASED = re.compile(r"dev was released at \d\d:\d\d in the panel: %mesh reserve dev --nodes \d --procs \d makes")
 AWAY = "no node of dev answers: this can be done again as soon as one does"
 
 

@@ -132,8 +132,9 @@ def test_a_day_with_the_local_pool(pool_home: Path, tmp_path: Path, capsys: pyte
     assert kept.startswith("monarch-nb logs dev shows its output for 7 more days; files on node0: ")
     assert (Path(kept.rpartition(": ")[2]) / "runs" / "1" / "0.out").read_text() == "hello from 0\ntwice"
     when, *shown = said(capsys, "logs", "dev", "--run", "1").splitlines()
-    assert when.startswith("dev ended at ")
+    assert when.startswith("dev was released at ")
     assert shown == [heading, "[0] hello from 0", "[1] hello from 1", "[0-1] twice"]
+    assert said(capsys, "plot", "dev", "--run", "5", "loss") == f"{drawn}{when}\n"
     assert said(capsys, "logs", "dev", "--raw", "-t", "1", "--run", "1") == "[1] hello from 1\n[1] twice\n"
     assert f"{failed}; `monarch-nb logs dev --run 4` shows the traceback\n" in said(capsys, "logs", "dev", "-n", "0")
     assert "----> 1 raise ValueError('odd')" in said(capsys, "logs", "dev", "--run", "4")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import monarch_nb
 from integration.kernels import PATIENT, Kernel
-from integration.live import Gate
+from integration.live import Gate, leave
 from integration.stopped import all_asked
 from monarch_nb.shape import Extent, parse_targets
 
@@ -74,6 +74,23 @@ def test_two_notebooks_hear_of_each_other(prompt: Kernel, open_kernel: Callable[
     prompt.run("%mesh release")
 
 
+def test_time_that_runs_out(prompt: Kernel) -> None:
+    assert "2 ranks ready in" in prompt.run("%load_ext monarch_nb\n%mesh reserve brief --procs 2 --time 1h")
+    endless = prompt.start("%%mesh\nprint('begun')\nimport threading\nthreading.Event().wait()")
+    prompt.wait(endless, "[0-1] begun")
+    leave(monarch_nb.attach("brief"), 0.2)
+    shown = prompt.wait(endless)
+    assert "ReservationExpired\x1b[39m: brief was released at" in shown
+    assert shown.count("brief was released at") == 1, "the error says it alone"
+    assert "Traceback" not in shown
+    said = r"its time of [\d.]+ s was up; %mesh reserve brief --nodes 1 --procs 2 makes a new one"
+    assert re.search(said, prompt.run("%%mesh\nrank"))
+    for read in ("logs", "plot"):
+        assert re.match(r"brief was released at \S+: this is from what it printed\n", prompt.run(f"%mesh {read}"))
+    prompt.restart()
+    assert prompt.run("%load_ext monarch_nb").startswith("brief was released at ")
+
+
 def test_a_release_elsewhere_is_told_and_ones_own_is_not(prompt: Kernel) -> None:
     hello = "%%mesh\nprint('hello')"
     prompt.run("%load_ext monarch_nb\n%mesh reserve gone --procs 1")
@@ -84,7 +101,7 @@ def test_a_release_elsewhere_is_told_and_ones_own_is_not(prompt: Kernel) -> None
     prompt.wait(idle)
     assert "was released" not in prompt.text(first) + prompt.text(idle)
     monarch_nb.attach("gone").release()
-    said = r"gone was released at \S+ by .+: %mesh reserve gone makes a new one"
+    said = r"gone was released at \S+ by .+: %mesh reserve gone --nodes 1 --procs 1 makes a new one"
     assert re.search(said, prompt.wait(idle, "was released at"))
     for cell in (hello, "%mesh status"):
         assert re.search(said, prompt.run(cell))

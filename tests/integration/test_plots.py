@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from integration.kernels import Kernel
 from integration.live import Gate
 
@@ -39,8 +41,22 @@ def test_names_of_different_runs_and_of_one_that_has_yet_to_print(kernel: Kernel
     assert "older runs have loss (run 1)" in kernel.run("%mesh plot")
     said = "none of the newest 2 runs printed lr; there are acc (run 2), loss (run 1)"
     assert said in kernel.run("%mesh plot lr")
-    kernel.run(f"%%mesh --noblock\n{gate.wait}\nprint('step: 1  lr: 7')")
+    kernel.run(f"%%mesh --noblock\nprint('tag: 1')\n{gate.wait}\nprint('step: 1  lr: 7')")
     plot = kernel.start("%mesh plot lr")
     kernel.wait(plot, "no line has lr so far")
+    kernel.wait(kernel.start("%mesh plot ttag --run 3"), "no line has ttag so far; nearest: tag")
     gate.open(4)
     assert "goes on and has not printed" not in kernel.wait(plot, "lr: 7 at step 1 on rank 0")
+
+
+def test_curves_and_lines_of_a_reservation_that_was_released(prompt: Kernel) -> None:
+    prompt.run("%load_ext monarch_nb\n%mesh reserve curved --nodes 2 --procs 2")
+    prompt.run(f"%%mesh\n{PRINTING.format(steps=20, loss=1)}")
+    as_live = prompt.run("%mesh plot loss")
+    prompt.run("%mesh release")
+    said = r"curved was released at \d\d:\d\d: this is from what it printed\n"
+    for line in ("plot loss", "plot loss --of curved"):
+        assert re.sub(f"^{said}", "", prompt.run(f"%mesh {line}")) == as_live
+    listed = prompt.run("%mesh plot -t 3")
+    assert re.search(rf"{said}run 1, cell \[2\]\n(?s:.*)\n  loss +3 +20 +4", listed), listed
+    assert re.search(rf"{said}.*── run 1, cell \[2\] .*step: 19", prompt.run("%mesh logs -n 1"), re.DOTALL)

@@ -105,6 +105,7 @@ class Description:
                 shares={name: right for name, right in lease.shares.items() if right},
                 members=lease.nodes,
                 revision=lease.revision,
+                where=request.where,
             )
             for mesh_id, mesh in self._state.meshes_of(reservation_id).items():
                 reservation.meshes.add(

@@ -49,7 +49,7 @@ class LogLines:
     """The indices of a node's logs. They are made when somebody looks, and forgotten when nobody does any more."""
 
     def __init__(self, node: Node) -> None:
-        self._paths, self._state, self._watch = node.paths, node.state, node.watch
+        self._paths, self._state, self._watch, self._kept = node.paths, node.state, node.watch, node.kept_logs
         self._loop = asyncio.get_running_loop()
         self._indices: dict[str, dict[tuple[int, int], RankIndex]] = {}
         """By mesh; by output and rank."""
@@ -231,20 +231,19 @@ class LogLines:
     # ---- numbers ----
 
     async def metrics(self, request: pb.ReadMetricsRequest) -> pb.ReadMetricsReply:
-        """Return the numbers that lines of a run have beside names.
+        """Return the numbers that lines of a run have beside names, also of a mesh that has ended.
 
         Raises:
             MonarchNbError: it takes too long, or too much memory.
         """
-        run = next(
-            (run for run in self._state.mesh(request.mesh_id).runs.values() if run.number == request.number), None
-        )
+        mesh, runs = self._kept.logs_of(request.mesh_id, self._state)
+        run = next((run for run in mesh.runs.values() if run.number == request.number), None)
         is_over = run is None or bool(run.finished)  # before it is looked what there is
-        asked = pb.WatchLogRequest(mesh_id=request.mesh_id, ranks=request.ranks, number=request.number)
-        written = [files for _, files in self._written(asked)]
+        logs = MeshLogs(mesh, runs)
+        written = [files for _, files in logs.written(logs.ranks(request.ranks), request.number)]
         lead = request.ranks[0] if request.ranks else 0
         written.sort(key=lambda files: (files.rank != lead, files.rank))
-        return await self._metrics.read(request, self._paths.runs(request.mesh_id), written, is_over=is_over)
+        return await self._metrics.read(request, runs, written, is_over=is_over)
 
     async def close(self) -> None:
         """End what goes on."""

@@ -52,10 +52,9 @@ class LogReader:
                     yield batch
 
     def _logs(self, request: pb.ReadLogsRequest) -> MeshLogs:
-        is_live = request.mesh_id in self._state.meshes
-        past = None if is_live or request.follow else self._kept.mesh(request.mesh_id)
-        mesh, runs = past or (self._state.mesh(request.mesh_id), self._paths.runs(request.mesh_id))
-        return MeshLogs(mesh, runs)
+        if request.follow:
+            return MeshLogs(self._state.mesh(request.mesh_id), self._paths.runs(request.mesh_id))
+        return MeshLogs(*self._kept.logs_of(request.mesh_id, self._state))
 
     async def _follow(
         self, request: pb.ReadLogsRequest, shown: dict[RankFiles, run_pb2.Cursor]

@@ -57,7 +57,7 @@ def _mesh(right: Right, doing: str) -> Check:
     return lambda access, caller, request: access.need_mesh(caller, request.mesh_id, right, doing)
 
 
-def _read_logs(access: Access, caller: Caller, request: pb.ReadLogsRequest) -> None:
+def _read_logs(access: Access, caller: Caller, request: pb.ReadLogsRequest | pb.ReadMetricsRequest) -> None:
     if access.owner_of_past(request.mesh_id) != caller.name:
         access.need_mesh(caller, request.mesh_id, Right.READ, "read its logs")
 
@@ -201,7 +201,7 @@ RULES: dict[str, Rule] = {
     "WatchLog": Rule(PEOPLE, _mesh(Right.READ, "read its logs")),
     "ReadLines": Rule(PEOPLE, _mesh(Right.READ, "read its logs")),
     "SearchLog": Rule(PEOPLE, _mesh(Right.READ, "search its logs")),
-    "ReadMetrics": Rule(PEOPLE, _mesh(Right.READ, "read its logs")),
+    "ReadMetrics": Rule(PEOPLE, _read_logs),
     "PutBlob": Rule(EVERYBODY, _blob("send values there")),
     "ReadBlob": Rule(PEOPLE, _blob("read its values")),
     "SyncTree": Rule(PEOPLE, _WRITE_FILES),

@@ -12,13 +12,18 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
+from fnmatch import fnmatch
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from monarch_nb.allocator.state.runs import Mesh, RankSlot, failed_results, run_status
 from monarch_nb.config import MAIN_MESH, NodePaths, run_file
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.sizes import size
+
+if TYPE_CHECKING:
+    from monarch_nb.allocator.state.state import NodeState
 
 MOST_OUTPUTS = 1_000
 """So many of a mesh are kept, the newest."""
@@ -190,9 +195,12 @@ class KeptLogs:
         self.of_reservation = {one: kept for one, kept in self.of_reservation.items() if kept[1].exists()}
 
     def _all(self, pattern: str) -> Iterator[tuple[pb.PastLog, Path]]:
-        for note in self._paths.logs.glob(f"{pattern}/{_NOTE}"):
+        """Yield what is kept, and what will be as soon as the ranks of a mesh have ended."""
+        for note in (*self._paths.meshes.glob(f"*/{_NOTE}"), *self._paths.logs.glob(f"{pattern}/{_NOTE}")):
             with contextlib.suppress(FileNotFoundError):
-                yield pb.PastLog.FromString(note.read_bytes()), note.parent
+                past = pb.PastLog.FromString(note.read_bytes())
+                if fnmatch(_directory_name(past), pattern):
+                    yield past, note.parent
 
     def of(self, reservation: str) -> list[pb.PastLog]:
         """Return what is kept of reservations of that name, what ended last first."""
@@ -202,6 +210,15 @@ class KeptLogs:
     def owner_of(self, mesh_id: str) -> str:
         """Return whose the output of a mesh was that has ended; empty when none is kept."""
         return next((past.owner for past, _ in self._all(f"*-{_short(mesh_id)}") if past.mesh.mesh_id == mesh_id), "")
+
+    def logs_of(self, mesh_id: str, state: NodeState) -> tuple[Mesh, Path]:
+        """Return a mesh and the directory of its outputs: also of one that has ended, if they are kept.
+
+        Raises:
+            MeshNotFound: there is no such mesh (any more), or as `NodeState.mesh`.
+        """
+        past = None if mesh_id in state.meshes else self.mesh(mesh_id)
+        return past or (state.mesh(mesh_id), self._paths.runs(mesh_id))
 
     def mesh(self, mesh_id: str) -> tuple[Mesh, Path] | None:
         """Return a mesh that has ended, as far as its output needs it, and the directory of its outputs."""

@@ -165,11 +165,12 @@ def how_it_ended(ended: pb.Ended) -> str:
 
 def released(ended: pb.Ended) -> ReservationExpired | ReservationReleased:
     """Return the error for whoever asks for a reservation that was released."""
+    anew = f"%mesh reserve {ended.reserve or ended.name} makes a new one"
     if ended.by:
-        message = f"{how_it_ended(ended)}: %mesh reserve {ended.name} makes a new one"
+        message = f"{how_it_ended(ended)}: {anew}"
         return ReservationReleased(message, ended.name, ended.by, ended.ended_at)
     logs = f"%mesh logs {ended.name} shows what it printed"
-    message = f"{how_it_ended(ended)}; %mesh reserve makes a new one, {logs}"
+    message = f"{how_it_ended(ended)}; {anew}, {logs}"
     return ReservationExpired(message, ended.name, ended.why, ended.ended_at)
 
 

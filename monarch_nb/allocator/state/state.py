@@ -23,6 +23,7 @@ from monarch_nb.errors import (
 from monarch_nb.ground.rank_sets import name_ranks
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import files_pb2, run_pb2
+from monarch_nb.shape import reserve_flags
 
 
 @dataclass(frozen=True)
@@ -299,6 +300,7 @@ class NodeState:
         """Remember that a reservation is about to end, and why, or with what a person has released it. The oldest such
         memories go."""
         request = self.leases[reservation_id].request
+        shape = reserve_flags(request.nodes, request.procs, request.gpus)
         ended = self.ended[reservation_id] = pb.Ended(
             reservation_id=reservation_id,
             name=request.name,
@@ -307,6 +309,7 @@ class NodeState:
             why=why,
             by=by,
             mesh_ids=self.meshes_of(reservation_id),
+            reserve=f"{request.name} {shape} {request.where}".rstrip(),
         )
         while len(self.ended) > MAX_ENDED:
             del self.ended[next(iter(self.ended))]

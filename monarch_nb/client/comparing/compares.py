@@ -16,9 +16,11 @@ from monarch_nb.client.comparing.differing import Asking, check_not_computing, c
 from monarch_nb.client.comparing.report import DiffReport
 from monarch_nb.client.debug.debugger import Debugger, StopInfo
 from monarch_nb.client.pools.choosing import Shape
+from monarch_nb.client.pools.held import reserve_line
 from monarch_nb.client.presenting import name_here
 from monarch_nb.errors import MonarchNbError, RunFailed, TargetError, UsageError
 from monarch_nb.ground.rank_sets import format_ranks, listed, name_ranks
+from monarch_nb.provision.jobs import where_of
 from monarch_nb.shape import Extent
 from monarch_nb.worker.comparing import Dimensions
 
@@ -172,7 +174,7 @@ def late_variables(mesh: Mesh) -> dict[int, list[str]]:
 
 def reserving(held: Reservation) -> str:
     """Return the line that reserves the same ranks, but for its flags."""
-    return f"%mesh reserve {held.name} {Shape(held.nodes, held.procs, held.gpus).flags}"
+    return reserve_line(held.name, Shape(held.nodes, held.procs, held.gpus), where_of(held.pool))
 
 
 def _check_one_expression(expression: str) -> None:

@@ -19,6 +19,7 @@ from monarch_nb.client.logs.metrics import RunMetrics
 from monarch_nb.config import cadence, patience
 from monarch_nb.errors import MonarchNbError, NodeUnreachable, UsageError
 from monarch_nb.ground.rank_sets import counted, listed
+from monarch_nb.lines.named import nearest
 from monarch_nb.lines.pictures import Picture
 
 
@@ -104,6 +105,8 @@ class Drawing:
         self._missing: dict[int, list[str]] = {}
         """By run, those that it may still print."""
         self._never: dict[int, list[str]] = {}
+        self._near: dict[int, list[str]] = {}
+        """By run, what it has printed that is like those."""
         self._over: set[int] = set()
         self._trouble: dict[int, str] = {}
         self.version = 0
@@ -198,6 +201,8 @@ class Drawing:
         self._names[run.number] = [] if self._x_wanted in missing else present
         self._missing[run.number] = [] if found.finished and found.is_all else missing
         self._never[run.number] = missing
+        known = [metric.name for metric in found.metrics]
+        self._near[run.number] = list(dict.fromkeys(near for name in missing for near in nearest(name, known)))
 
     async def _read(self, run: RunMetrics, budget_s: float) -> None:
         names = self._names[run.number]
@@ -214,7 +219,8 @@ class Drawing:
     def _notes(self, run: RunMetrics) -> list[str]:
         notes = []
         if missing := self._never.get(run.number):
-            notes.append(f"no line has {' or '.join(missing)}{' so far' if self._missing[run.number] else ''}")
+            near = f"; nearest: {', '.join(self._near[run.number])}" if self._near[run.number] else ""
+            notes.append(f"no line has {' or '.join(missing)}{' so far' if self._missing[run.number] else ''}{near}")
         if run.share_read < 1.0:
             read = f"{run.ranks_read} of {counted(len(run.ranks), 'rank')}"
             notes.append(f"{run.share_read:.0%} of what was printed is read, {read} to the end")

@@ -60,6 +60,7 @@ class _Node:
     """What one node has told."""
 
     connection: Connection
+    mesh_id: str
     ranks: list[int]
     reading: str = ""
     version: int = 0
@@ -72,23 +73,35 @@ class RunMetrics:
     """The numbers of one run.
 
     Args:
-        connections: to the mesh's nodes that answer, by node rank.
+        parts: of the mesh: each is on a node that answers, has an id and some of the ranks.
         ranks: whose lines are read, ascending; the first one's line is drawn.
     """
 
     def __init__(
-        self,
+        self, parts: Iterable[tuple[Connection, str, Sequence[int]]], number: int, ranks: Sequence[int]
+    ) -> None:
+        self.number, self.ranks = number, tuple(ranks)
+        self._nodes = [_Node(connection, mesh_id, list(on_node)) for connection, mesh_id, on_node in parts]
+
+    @classmethod
+    def of_mesh(
+        cls,
         mesh_id: str,
         connections: Mapping[int, Connection],
         ranks_per_node: int,
         number: int,
         ranks: Sequence[int],
-    ) -> None:
-        self._mesh_id, self.number, self.ranks = mesh_id, number, tuple(ranks)
+    ) -> RunMetrics:
+        """Return those of a run of a mesh.
+
+        Args:
+            connections: to the mesh's nodes that answer, by node rank.
+        """
         by_node: dict[int, list[int]] = {}
         for rank in ranks:
             by_node.setdefault(rank // ranks_per_node, []).append(rank)
-        self._nodes = [_Node(connections[node], on_node) for node, on_node in by_node.items() if node in connections]
+        there = ((connections[node], mesh_id, of_it) for node, of_it in by_node.items() if node in connections)
+        return cls(there, number, ranks)
 
     async def names(self, budget_s: float = cadence(2.0)) -> Found:
         """Return which names there are, the most frequent first."""
@@ -157,7 +170,7 @@ class RunMetrics:
 
     async def _ask_node(self, node: _Node, names: Sequence[str], x: str, budget_s: float) -> pb.ReadMetricsReply | None:
         request = pb.ReadMetricsRequest(
-            mesh_id=self._mesh_id, number=self.number, ranks=node.ranks, names=names, x=x, budget_s=budget_s
+            mesh_id=node.mesh_id, number=self.number, ranks=node.ranks, names=names, x=x, budget_s=budget_s
         )
         if names:
             request.reading, request.since = node.reading, node.version
@@ -186,7 +199,7 @@ class RunMetrics:
         found = []
         for rank in node.ranks:
             request = pb.ReadMetricsRequest(
-                mesh_id=self._mesh_id, number=self.number, ranks=[rank], names=names, rows=True
+                mesh_id=node.mesh_id, number=self.number, ranks=[rank], names=names, rows=True
             )
             while True:
                 reply: pb.ReadMetricsReply = await node.connection.unary("ReadMetrics", request, TIMEOUT_S)

@@ -12,6 +12,7 @@ from monarch_nb.client.connections.asking import answers
 from monarch_nb.client.connections.bridge import call, post
 from monarch_nb.client.connections.connection import Connection
 from monarch_nb.client.connections.events import Stream
+from monarch_nb.client.logs.metrics import RunMetrics
 from monarch_nb.client.pools.held import current_owner
 from monarch_nb.client.pools.infos import RunInfo, run_infos
 from monarch_nb.client.pools.pool import STATUS_TIMEOUT_S, Pool, pool_named
@@ -151,7 +152,7 @@ class PastLog:
     _parts: Sequence[tuple[Connection, pb.MeshStatus]] = field(repr=False)
     """One of each node that it was on; a node may have taken over those of others."""
 
-    def runs(self, tracebacks_of: int = 0) -> list[RunInfo]:
+    def past_runs(self, tracebacks_of: int = 0) -> list[RunInfo]:
         """Return what was run, each with its failures; those of one run, by its number, with their tracebacks."""
         told = []
         for connection, mesh in self._parts:
@@ -169,13 +170,23 @@ class PastLog:
             lines: the last lines of each rank; None for all.
             number: only of that run.
         """
+        asked = pb.ReadLogsRequest(number=number or 0, last_lines=lines or 0)
         requests = []
+        for connection, mesh_id, ranks in self._asked():
+            request = pb.ReadLogsRequest(mesh_id=mesh_id, ranks=ranks)
+            request.MergeFrom(asked)
+            requests.append((connection, request))
+        return read_logs(requests)
+
+    def numbers(self, run: int) -> RunMetrics:
+        """Return what reads the numbers of a run."""
+        return RunMetrics(self._asked(), run, self.ranks)
+
+    def _asked(self) -> Iterator[tuple[Connection, str, list[int]]]:
+        """Yield which ranks each node is asked for, under which id of their mesh."""
         for connection, mesh in self._parts:
             if ranks := [rank.rank for rank in mesh.ranks if rank.rank in self.ranks]:
-                request = pb.ReadLogsRequest(mesh_id=mesh.mesh_id, number=number or 0, last_lines=lines or 0)
-                request.ranks.extend(ranks)
-                requests.append((connection, request))
-        return read_logs(requests)
+                yield connection, mesh.mesh_id, ranks
 
 
 def past_log(name: str, pool: str | None, mesh: str | None = None, targets: str | None = None) -> PastLog | None:

@@ -12,10 +12,11 @@ from monarch_nb.allocator.state.lease import released
 from monarch_nb.branches.layout import nodes_of
 from monarch_nb.client.connections.asking import answers
 from monarch_nb.client.connections.bridge import post
-from monarch_nb.client.connections.connection import SPAWN_TIMEOUT_S, Connection
+from monarch_nb.client.connections.connection import POOL_DOWN, SPAWN_TIMEOUT_S, Connection
 from monarch_nb.client.connections.session import MeshSession
 from monarch_nb.client.pools import answering
-from monarch_nb.client.pools.held import current_owner
+from monarch_nb.client.pools.choosing import Shape
+from monarch_nb.client.pools.held import current_owner, reserve_line
 from monarch_nb.client.pools.infos import run_infos, shared_no_longer
 from monarch_nb.client.pools.pool import pool_object
 from monarch_nb.client.presenting import name_here
@@ -28,7 +29,7 @@ from monarch_nb.ground.rank_sets import format_ranks, listed, name_ranks
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2
 from monarch_nb.proto import worker_pb2 as wire
-from monarch_nb.provision.jobs import job_of_pool
+from monarch_nb.provision.jobs import job_of_pool, where_of
 from monarch_nb.shape import Extent
 from monarch_nb.times import time_of_day
 
@@ -67,7 +68,7 @@ class MeshCore:
     def __init__(self, mesh_id: str, connections: dict[int, Connection], extent: Extent) -> None:
         self.mesh_id, self.connections, self.extent = mesh_id, connections, extent
         self.ranks, self.ranks_per_node = tuple(range(extent.size)), extent.size // extent["hosts"]
-        self.reservation_id, self.reservation_name = "", "NAME"
+        self.reservation_id, self.reservation_name, self._anew = "", "NAME", "%mesh reserve"
         self._split_last: tuple[tuple[int, ...], dict[int, list[int]]] = ((), {})  # a mesh is split at every run
         self._session: MeshSession | None = None
         self.first_node, self.newest_number = 0, 0
@@ -113,6 +114,8 @@ class MeshCore:
         """It is a mesh of this reservation."""
         self.reservation_id, self.reservation_name = reservation.id, reservation.name
         self._pool, self._owner = reservation.pool, reservation.owner
+        shape = Shape(self.extent["hosts"], reservation.procs, reservation.gpus)
+        self._anew = reserve_line(reservation.name, shape, where_of(reservation.pool))
 
     @property
     def replacement(self) -> str:
@@ -294,7 +297,7 @@ class MeshCore:
             if on_node:
                 ways = {"name": self.reservation_name, "replacement": self.replacement}
                 absence = answering.needed(connection, on_node, others, **ways, is_last=is_last)
-            raise NodeUnreachable(absence, connection.name)
+            raise NodeUnreachable(self.with_line(absence), connection.name)
         await self.choose_first()
 
     async def _answers(self, node: int) -> bool:
@@ -474,7 +477,8 @@ class MeshCore:
         """Return the error that says that none of its nodes answers, and what this process knows all the same."""
         nodes = [self.connections[node] for node in sorted(self.connections)]
         if all(node.is_local for node in nodes):
-            return NodeUnreachable("; ".join(dict.fromkeys(node.absence for node in nodes)), nodes[0].name)
+            said = "; ".join(dict.fromkeys(node.absence for node in nodes))
+            return NodeUnreachable(self.with_line(said), nodes[0].name)
         names = [f"{node.name}{f' ({since})' if (since := node.since.strip()) else ''}" for node in nodes]
         return answering.all_away(self.reservation_name, names, self.known_runs)
 
@@ -490,4 +494,8 @@ class MeshCore:
                         return over
                     there = ", ".join(dict.fromkeys(mesh.name for mesh in reservation.meshes))
                     return MeshNotFound(f"the mesh was stopped: {reservation.name} has {there or 'no other'}")
-        return MonarchNbError("the mesh does not exist any more (released?): %mesh reserve makes a new one")
+        return MonarchNbError(f"the mesh does not exist any more (released?): {self._anew} makes a new one")
+
+    def with_line(self, absence: str) -> str:
+        """Return what is said of nodes that are gone, with the whole line that reserves such again."""
+        return absence.replace(POOL_DOWN, POOL_DOWN.replace("%mesh reserve", self._anew))

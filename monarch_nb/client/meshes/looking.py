@@ -104,7 +104,7 @@ def status(mesh: Mesh) -> list[RankInfo]:
 def _unreachable(core: MeshCore, rank: int, said: str) -> RankInfo:
     """Return what this process knows of a rank: also what it ran, if that was sent from here or is followed here."""
     node = core.connection_of(rank)
-    absence = "; ".join(filter(None, (node.absence, said)))
+    absence = "; ".join(filter(None, (core.with_line(node.absence), said)))
     run = next((run for run in core.going_on() if rank in run.left()), None)
     if run is None:
         return RankInfo(rank, node.name, 0, "unreachable", absence=absence)

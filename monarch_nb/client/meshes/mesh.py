@@ -38,7 +38,7 @@ from monarch_nb.client.meshes.looking import (
     unfinished,
     where,
 )
-from monarch_nb.client.meshes.printed import log_batches, logs, metrics, numbers, plot, run_titles
+from monarch_nb.client.meshes.printed import log_batches, logs, metrics, numbers, plot
 from monarch_nb.client.meshes.scaling import end_groups, scale
 from monarch_nb.client.meshes.scripts import run_program, run_script, start_script, submit_script
 from monarch_nb.client.presenting import panel_of
@@ -478,7 +478,6 @@ class Mesh:
     metrics = metrics
     plot = plot
     numbers = numbers
-    run_titles = run_titles
 
     diff = diff
     top = top

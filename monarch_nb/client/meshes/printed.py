@@ -7,6 +7,7 @@ import contextlib
 import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, TypeVar
 
 from monarch_nb.client.connections.bridge import call
@@ -15,7 +16,7 @@ from monarch_nb.client.curves.searching import Searched, search
 from monarch_nb.client.curves.words import nothing_named, resolved
 from monarch_nb.client.logs.lines import LogLines
 from monarch_nb.client.logs.metrics import Columns, RunMetrics
-from monarch_nb.client.logs.records import LogRecord, follow_logs, read_logs
+from monarch_nb.client.logs.records import LogRecord, PastLog, follow_logs, read_logs
 from monarch_nb.client.meshes.looking import telling_why
 from monarch_nb.client.pools.infos import RunInfo
 from monarch_nb.config import cadence
@@ -82,13 +83,18 @@ def log_batches(
         of_node.MergeFrom(request)
         requests.append((mesh.core.connection_of(on_node[0]), of_node))
     came = follow_logs(requests) if follow else iter([read_logs(requests)])
-    batches = (_telling_why(mesh, batch) for batch in _telling_why(mesh, came))
+    batches = (_coming(mesh, batch) for batch in _coming(mesh, came))
     return _of_known_run(mesh, batches, run) if isinstance(run, int) else batches
 
 
-def _telling_why(mesh: Mesh, came: Iterable[T]) -> Iterator[T]:
+def _coming(mesh: Mesh, came: Iterable[T]) -> Iterator[T]:
     with telling_why(mesh):
         yield from came
+
+
+def _telling_why(mesh: Mesh | PastLog) -> AbstractContextManager[None]:
+    """Return `telling_why`; of a mesh that has ended nobody asks why."""
+    return contextlib.nullcontext() if isinstance(mesh, PastLog) else telling_why(mesh)
 
 
 def _of_known_run(mesh: Mesh, batches: Iterator[Iterable[LogRecord]], number: int) -> Iterator[Iterable[LogRecord]]:
@@ -137,7 +143,7 @@ def metrics(
 
 
 def plot(
-    mesh: Mesh,
+    mesh: Mesh | PastLog,
     *names: str,
     x: str = "",
     ranks: int | Iterable[int] | None = None,
@@ -168,19 +174,19 @@ def plot(
     wanted = [canonical(name) for name in names]
     several = run if isinstance(run, Sequence) else [] if run is None else [run]
     numbers = dict.fromkeys(each if isinstance(each, int) else each.number for each in several)
-    runs, of_each = [mesh.numbers((), ranks, number) for number in numbers], dict[int, Sequence[str]]()
-    with telling_why(mesh):
+    runs, of_each = [numbers_of(mesh, number, ranks) for number in numbers], dict[int, Sequence[str]]()
+    with _telling_why(mesh):
         if not names:
-            first = runs[0] if runs else mesh.numbers((), ranks)
+            first = runs[0] if runs else searched(mesh, (), ranks).newest()
             raise UsageError(nothing_named(call(first.names()), first.number))
         if not runs:
             queued = {info.number for info in mesh.past_runs() if info.queued}
             chosen = searched(mesh, wanted, ranks).by_name(wanted, queued)
             runs, of_each = [*chosen], {each.number: its_names for each, its_names in chosen.items()}
-        return Plot(Drawing(runs, mesh.run_titles([each.number for each in runs]), of_each or wanted, canonical(x)))
+        return Plot(Drawing(runs, run_titles(mesh, [each.number for each in runs]), of_each or wanted, canonical(x)))
 
 
-def run_titles(mesh: Mesh, numbers: Sequence[int]) -> dict[int, str]:
+def run_titles(mesh: Mesh | PastLog, numbers: Sequence[int]) -> dict[int, str]:
     """Return what runs are called; those that are forgotten by their numbers."""
     known = {info.number: run_name(info.number, info.cell_number, owner=info.owner) for info in mesh.past_runs()}
     return {number: known.get(number) or run_name(number) for number in numbers}
@@ -201,26 +207,29 @@ def numbers(
     if run is None:
         return searched(mesh, names, ranks).newest(names)
     with telling_why(mesh):
-        return _numbers(mesh, run if isinstance(run, int) else run.number, ranks)
+        return numbers_of(mesh, run if isinstance(run, int) else run.number, ranks)
 
 
 def searched(
-    mesh: Mesh, names: Sequence[str] = (), ranks: int | Iterable[int] | None = None, *, older: bool = False
+    mesh: Mesh | PastLog, names: Sequence[str] = (), ranks: int | Iterable[int] | None = None, *, older: bool = False
 ) -> Searched:
     """Return what the newest runs have printed: see `search`.
 
     Raises:
         RunNotFound: nothing has run yet.
     """
-    with telling_why(mesh):
+    with _telling_why(mesh):
         past_runs = mesh.past_runs()
         if not past_runs:
             raise RunNotFound("nothing has run here yet: there are no numbers to draw")
-        return call(search((_numbers(mesh, info.number, ranks) for info in reversed(past_runs)), names, older=older))
+        return call(search((numbers_of(mesh, info.number, ranks) for info in reversed(past_runs)), names, older=older))
 
 
-def _numbers(mesh: Mesh, number: int, ranks: int | Iterable[int] | None) -> RunMetrics:
-    return RunMetrics(mesh.id, mesh.core.connections, mesh.core.ranks_per_node, number, _chosen(mesh, ranks))
+def numbers_of(mesh: Mesh | PastLog, number: int, ranks: int | Iterable[int] | None = None) -> RunMetrics:
+    """Return what reads the numbers of a run, also of a mesh that has ended."""
+    if isinstance(mesh, PastLog):
+        return mesh.numbers(number)
+    return RunMetrics.of_mesh(mesh.id, mesh.core.connections, mesh.core.ranks_per_node, number, _chosen(mesh, ranks))
 
 
 def _chosen(mesh: Mesh, ranks: int | Iterable[int] | None) -> tuple[int, ...]:

@@ -10,6 +10,7 @@ from monarch_nb.allocator.state.lease import until, why_not_free
 from monarch_nb.errors import CapacityError
 from monarch_nb.ground.rank_sets import counted
 from monarch_nb.proto import allocator_pb2 as pb
+from monarch_nb.shape import reserve_flags
 
 WAITING_HELPS = "--wait waits for it; or "
 """To who has not waited yet."""
@@ -39,7 +40,7 @@ class Shape:
             >>> Shape(2, 4, 0).flags
             '--nodes 2 --procs 4'
         """
-        return f"--nodes {self.nodes} --{self.kind}s {self.per_node}"
+        return reserve_flags(self.nodes, self.procs, self.gpus)
 
     def __str__(self) -> str:
         return f"{counted(self.nodes, 'node')} × {counted(self.per_node, self.kind)}"

@@ -254,6 +254,19 @@ def start_directory(spec: pb.SpawnRequest) -> str:
     return os.path.normpath(os.path.join(spec.root, spec.directory)) if spec.root else ""
 
 
+def reserve_line(name: str, shape: Shape, where: str) -> str:
+    """Return what is typed to reserve so many ranks.
+
+    Args:
+        where: see `where_of`.
+
+    Example:
+        >>> reserve_line("dev", Shape(2, 4, 0), "")
+        '%mesh reserve dev --nodes 2 --procs 4'
+    """
+    return f"%mesh reserve {name} {shape.flags} {where}".rstrip()
+
+
 def raise_if_released(ended: pb.Ended | None) -> None:
     """Raise ReservationReleased, or ReservationExpired, when a reservation has ended."""
     if ended is not None:

@@ -281,6 +281,7 @@ class EndedReservation:
         ended_at: seconds since the epoch.
         why: "its time of 8 h was up"; empty when a person released it.
         by: where a person released it, or with what: "in the panel"; empty when it ended by itself.
+        reserve: after `%mesh reserve` it makes such a one again: "dev --nodes 2 --procs 4".
     """
 
     name: str
@@ -289,6 +290,7 @@ class EndedReservation:
     why: str
     text: str
     by: str = ""
+    reserve: str = ""
 
     def __str__(self) -> str:
         return self.text
@@ -364,7 +366,8 @@ def shared_no_longer(facts: pb.ReservationStatus) -> AccessDenied | None:
 
 def ended_reservation(ended: pb.Ended) -> EndedReservation:
     """Return what a node remembers of a reservation."""
-    return EndedReservation(ended.name, ended.reservation_id, ended.ended_at, ended.why, how_it_ended(ended), ended.by)
+    facts = ended.name, ended.reservation_id, ended.ended_at, ended.why
+    return EndedReservation(*facts, how_it_ended(ended), ended.by, ended.reserve or ended.name)
 
 
 def rank_infos(held: HeldReservation, mesh_id: str) -> list[RankInfo]:

@@ -55,7 +55,7 @@ from monarch_nb.ground.read_at_start import of_start
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import files_pb2
 from monarch_nb.provision import Node, provisioner_of
-from monarch_nb.provision.jobs import trouble
+from monarch_nb.provision.jobs import trouble, where_of
 from monarch_nb.provision.known import check_known
 
 if TYPE_CHECKING:
@@ -415,6 +415,7 @@ class Pool:
                 idle_s=terms.idle_s,
                 force_busy=terms.force_busy,
                 client_id=connection.client_id,
+                where=where_of(self.name),
             )
             for node_rank, connection in enumerate(connections)
         ]

@@ -268,6 +268,7 @@ class Change:
                 idle_s=facts.idle_s,
                 client_id=connection.client_id,
                 lease_id=self._lease_id,
+                where=facts.where,
             )
             for place, connection in self._plan.joining.items()
         }

@@ -15,7 +15,7 @@ from monarch_nb.client.connections.asking import all_or_none
 from monarch_nb.client.connections.bridge import call
 from monarch_nb.client.connections.connection import Connection
 from monarch_nb.client.pools.choosing import Shape
-from monarch_nb.client.pools.held import HeldReservation, not_whole
+from monarch_nb.client.pools.held import HeldReservation, not_whole, reserve_line
 from monarch_nb.client.pools.leasing import MOST_RACES, ReleasedLater, not_released, release
 from monarch_nb.client.pools.pool import Pool, Progress, pool_named
 from monarch_nb.client.presenting import where_here
@@ -352,7 +352,10 @@ async def _limit_and_left_s(pool: Pool, reservation_id: str, name: str) -> tuple
     if not left_s:  # nodes that are missing have released it already
         why = f"its time of {duration(limit_s)} was up"
         raise ReservationExpired(
-            f"{name} is being released: {why}; %mesh reserve makes a new one", name, why, time.time()
+            f"{name} is being released: {why}; {reserve_line(name, held.shape, held.facts.where)} makes a new one",
+            name,
+            why,
+            time.time(),
         )
     if held.missing:
         raise await asyncio.to_thread(not_whole, held, pool.name)

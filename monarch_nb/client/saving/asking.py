@@ -18,7 +18,7 @@ from monarch_nb.client.runs.run import Run
 from monarch_nb.client.runs.waits import explain_waits
 from monarch_nb.errors import MonarchNbError, NodeUnreachable, RunFailed, SaveError, UsageError
 from monarch_nb.ground.interrupting import at_waits
-from monarch_nb.ground.rank_sets import name_ranks
+from monarch_nb.ground.rank_sets import listed, name_ranks
 from monarch_nb.proto import run_pb2
 from monarch_nb.worker.saving.asked import NOT_KNOWN, STOPPED, UNCHANGED, near
 
@@ -48,6 +48,27 @@ def directory_of_saves(reservation: Reservation, directory: str | os.PathLike[st
         f"storage that all nodes see, as in /data/me/{path}, or name that storage (%mesh reserve … --shared /data/me). "
         "Without such storage, --bring keeps the save on this computer"
     )
+
+
+_saved_in: dict[str, None] = {}
+"""Where this process has had ranks save, in the order in which it was named first."""
+
+
+def note_directory(directory: str) -> None:
+    """This process has ranks save in a directory, now or by themselves."""
+    _saved_in[directory] = None
+
+
+def saved_elsewhere(directory: str, armed: str = "") -> str:
+    """Return in which other directories ranks save, and what lists those saves; empty when there are none.
+
+    Args:
+        directory: where there are no saves. armed: where the ranks save by themselves; empty when they do not.
+    """
+    others = dict.fromkeys(near(each) for each in (*_saved_in, armed) if each and each != os.path.abspath(directory))
+    ways = listed(f"%mesh saves {each}" for each in others)
+    lists = "lists" if len(others) == 1 else "list"
+    return f"ranks have saved in {listed(others)}: {ways} {lists} that" if others else ""
 
 
 _ENTRY = "__import__('monarch_nb.worker.saving.entry').worker.saving.entry"

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from monarch_nb.client.connections.bridge import call
-from monarch_nb.client.saving.asking import directory_of_saves, missing_names, names_of
+from monarch_nb.client.saving.asking import directory_of_saves, missing_names, names_of, note_directory
 from monarch_nb.config import patience
 from monarch_nb.errors import MonarchNbError, SaveError, UsageError
 from monarch_nb.ground.rank_sets import name_ranks
@@ -133,6 +133,7 @@ def autosave(
         mesh.autosave_off()
         raise SaveError("\n".join(f"{name_ranks(ranks)}: {problem}" for problem, ranks in problems.items()))
     mesh.core.armed_saves = armed
+    note_directory(armed.directory)
     status = _status(run_pb2.SavesStatus(armed=armed))
     with contextlib.suppress(MonarchNbError):  # a rank that can not answer is armed nevertheless
         return replace(status, missing=missing_names(mesh, armed.names))

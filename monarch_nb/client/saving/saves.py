@@ -14,7 +14,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from monarch_nb.client.saving.asking import Progress, ask, ask_first, directory_of_saves, names_of
+from monarch_nb.client.saving.asking import Progress, ask, ask_first, directory_of_saves, names_of, note_directory
 from monarch_nb.errors import MonarchNbError, SaveError, UsageError
 from monarch_nb.ground.rank_sets import counted
 from monarch_nb.sizes import size
@@ -212,9 +212,12 @@ def save(
         return SaveReport.from_facts(ask(mesh, "save", facts, actor=actors, cell_number=cell_number, progress=progress))
 
     if not bring:
-        return save_in(directory_of_saves(mesh.reservation, directory), scattered=False)
+        report = save_in(place := directory_of_saves(mesh.reservation, directory), scattered=False)
+        note_directory(place)
+        return report
     with on_nodes(mesh) as scratch:
         report = save_in(scratch, scattered=True)
+        note_directory(str(here(directory)))
         return bring_here(mesh, scratch, here(directory), keep, report)
 
 

@@ -3,6 +3,7 @@
 subcommands  all of them, by name
 files        sync, fetch, ls
 scripts      run
-looking      fold, show, plot, top, diff, memory, debug
+looking      fold, show, top, diff, memory, debug
+printed      logs, plot
 saving       save, load, saves, release
 """

@@ -1,4 +1,4 @@
-"""`%mesh fold`, `show`, `plot`, `top`, `diff`, `memory` and `debug`: what people look at."""
+"""`%mesh fold`, `show`, `top`, `diff`, `memory` and `debug`: what people look at."""
 
 from __future__ import annotations
 
@@ -6,20 +6,16 @@ import contextlib
 import difflib
 import math
 import time
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from IPython.core.interactiveshell import InteractiveShell
 
-from monarch_nb.client.connections.bridge import call
-from monarch_nb.client.curves.words import in_older, listing, run_numbers
 from monarch_nb.client.debug.debugger import Debugger, stops_table
 from monarch_nb.client.instruments.top import TerminalScreen, follow
 from monarch_nb.client.instruments.top_table import ALL_WAIT, IDLE, TopTable
-from monarch_nb.client.meshes.printed import searched
 from monarch_nb.client.runs.results import choose
 from monarch_nb.config import OnBreakpoint
-from monarch_nb.errors import NUMBERS_OF_ENDED, ReservationNotFound, UsageError
+from monarch_nb.errors import UsageError
 from monarch_nb.ground.rank_sets import name_ranks
 from monarch_nb.lines.templates import FOLDS_BY, checked_fold
 from monarch_nb.notebook.cells.following import RunInterrupted, on_breakpoint, prompt, takes_input
@@ -30,9 +26,6 @@ from monarch_nb.notebook.output.tables import Shown, calm_line, is_notebook, pre
 from monarch_nb.notebook.panels.showing import Panels
 from monarch_nb.notebook.session import Session
 from monarch_nb.notebook.syntax.command_line import Parsed
-
-if TYPE_CHECKING:
-    from monarch_nb.client.meshes.mesh import Mesh
 
 _FOLDED = {
     "numbers": "lines that differ only in numbers are one row",
@@ -75,44 +68,6 @@ def show_ranks(session: Session, parsed: Parsed) -> None:
     whose = "all ranks" if ranks is None else name_ranks(ranks)
     back = "" if ranks is None else "; %mesh show all shows every rank's again"
     show(calm_line(f"cells show the output of {whose}{back}"))
-
-
-def plot(session: Session, parsed: Parsed) -> None:
-    """Draw the curves that are named, or list what there is to draw.
-
-    Raises:
-        UsageError: a name that no line of the run has, or what is no number of a run.
-    """
-    mesh = session.mesh_that_printed(parsed.text("targets"), parsed.text("mesh"))
-    try:
-        _draw(mesh, parsed)
-    except ReservationNotFound:  # it was released elsewhere
-        raise UsageError(NUMBERS_OF_ENDED.format(mesh.reservation.name)) from None
-
-
-def _draw(mesh: Mesh, parsed: Parsed) -> None:
-    numbers = run_numbers(parsed.text("run") or "")
-    if not parsed.words:
-        _list(mesh, numbers)
-        return
-    plot = mesh.plot(*parsed.words, x=parsed.text("x") or "", run=numbers or None)
-    drawn = [run.number for run in plot.drawing.runs]
-    going_on = [info for info in mesh.past_runs() if not (numbers or info.done) and info.number > max(drawn)]
-    if going_on:
-        waits = f"--run {going_on[-1].number} waits for it"
-        show(calm_line(f"{going_on[-1]} goes on and has not printed that yet: {waits}"))
-    show(plot)
-
-
-def _list(mesh: Mesh, numbers: Sequence[int]) -> None:
-    """Show what can be drawn of runs: of the newest that has numbers, and what only older ones have."""
-    newest = None if numbers else searched(mesh, older=True)
-    for reader in [newest.newest()] if newest else [mesh.numbers(run=number) for number in numbers]:
-        found = listing(call(reader.names()))
-        example = repr(found.example) if " " in found.example else found.example
-        notes = [*found.notes, *([f"%mesh plot {example} draws it"] if example else [])]
-        notes += filter(None, [in_older(newest.older_names()) if newest else ""])
-        show(table(mesh.run_titles([reader.number])[reader.number], found.headers, found.rows, notes))
 
 
 def top(session: Session, shell: InteractiveShell, panels: Panels, parsed: Parsed) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
 
 from IPython.core.interactiveshell import InteractiveShell
@@ -12,10 +12,10 @@ from monarch_nb.client.meshes.mesh import Mesh
 from monarch_nb.client.reservations.jobs import release_unattached
 from monarch_nb.client.reservations.reservation import Reservation
 from monarch_nb.client.saving import saves
-from monarch_nb.client.saving.asking import missing_names
+from monarch_nb.client.saving.asking import missing_names, saved_elsewhere
 from monarch_nb.client.saving.autosaves import save_before_release
 from monarch_nb.client.saving.saves import DEFAULT_DIRECTORY, here, last_save
-from monarch_nb.errors import MonarchNbError, ReservationNotFound, UsageError
+from monarch_nb.errors import MonarchNbError, ReservationNotFound, UsageError, say_too
 from monarch_nb.ground.rank_sets import counted, listed
 from monarch_nb.notebook.cells.following import RunInterrupted
 from monarch_nb.notebook.cells.progress import LateProgress, Progress
@@ -122,17 +122,32 @@ def list_saves(session: Session, parsed: Parsed) -> None:
         UsageError: the kernel does not see it, and no reservation is held (any more).
     """
     directory = parsed.word or DEFAULT_DIRECTORY
-    if session.reservation is None or here(directory).is_dir():
-        found = saves.list_saves(directory)
-    else:
-        try:
-            found = session.mesh(name=parsed.text("mesh")).saves(directory)
-        except ReservationNotFound:
-            found = saves.list_saves(directory)
+    try:
+        found = _saves(session, parsed, directory)
+    except UsageError as error:
+        say_too(error, _elsewhere(session, parsed, directory))
+        raise
     title = f"{directory}: {counted(len(found), 'save')}"
     if not found and not here(directory).is_dir():
         title += ", because there is no such directory"
-    show(table(title, saves.SAVES_HEADERS, [info.row() for info in found]))
+    notes = [] if found else filter(None, [_elsewhere(session, parsed, directory)])
+    show(table(title, saves.SAVES_HEADERS, [info.row() for info in found], notes))
+
+
+def _saves(session: Session, parsed: Parsed, directory: str) -> saves.SaveInfos:
+    if session.reservation is not None and not here(directory).is_dir():
+        with suppress(ReservationNotFound):
+            return session.mesh(name=parsed.text("mesh")).saves(directory)
+    return saves.list_saves(directory)
+
+
+def _elsewhere(session: Session, parsed: Parsed, directory: str) -> str:
+    """Return where there are saves when a directory has none, and what lists these."""
+    armed = None
+    if session.reservation is not None:
+        with suppress(MonarchNbError):  # it has ended, or its nodes do not answer
+            armed = session.mesh(name=parsed.text("mesh")).autosave_status()
+    return saved_elsewhere(directory, armed.directory if armed else "")
 
 
 def last_save_line(reservation: Reservation, directory: str | None) -> list[str]:

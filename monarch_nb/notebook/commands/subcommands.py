@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from IPython.core.interactiveshell import InteractiveShell
 
-from monarch_nb.client.logs.records import past_log
 from monarch_nb.client.meshes import looking
 from monarch_nb.client.pools.pool import pool_object
 from monarch_nb.client.reservations.meshes import restarted_line, stopped_line
@@ -20,31 +19,25 @@ from monarch_nb.client.reservations.sharing import Grant, granted_line
 from monarch_nb.client.reservations.taking import unset_note
 from monarch_nb.config import POOL_READY
 from monarch_nb.errors import (
-    MeshNotFound,
     MonarchNbError,
     PickleError,
     PoolError,
-    ReservationExpired,
-    ReservationNotFound,
-    ReservationReleased,
     RunFailed,
     UsageError,
 )
-from monarch_nb.ground.printing import put
 from monarch_nb.ground.rank_sets import counted, listed, name_ranks
-from monarch_nb.lines.templates import checked_fold
 from monarch_nb.notebook.cells.cell import CellRunner, others_kept
 from monarch_nb.notebook.cells.following import RunInterrupted
 from monarch_nb.notebook.cells.progress import Progress
 from monarch_nb.notebook.cells.resuming import checked_plan
 from monarch_nb.notebook.cells.sent_files import heal
 from monarch_nb.notebook.commands.files import FileCommands, placed_line
-from monarch_nb.notebook.commands.looking import debug, diff, fold, memory, plot, show_ranks, top
+from monarch_nb.notebook.commands.looking import debug, diff, fold, memory, show_ranks, top
+from monarch_nb.notebook.commands.printed import logs, plot
 from monarch_nb.notebook.commands.saving import end, last_save_line, list_saves, load, save
 from monarch_nb.notebook.commands.scripts import run_command, run_script
 from monarch_nb.notebook.mode import MeshMode
 from monarch_nb.notebook.output.actors import actors_table
-from monarch_nb.notebook.output.logs import nothing_kept, nothing_line, past_lines, shown_logs
 from monarch_nb.notebook.output.tables import (
     Shown,
     calm_line,
@@ -122,7 +115,7 @@ class Subcommands:
             declarations.STACKS: self._stacks,
             flags.TOP: partial(top, session, shell, panels),
             declarations.ACTORS: self._actors,
-            declarations.LOGS: self._logs,
+            declarations.LOGS: partial(logs, session),
             declarations.FOLD: partial(fold, session),
             declarations.SHOW: partial(show_ranks, session),
             declarations.PLOT: partial(plot, session),
@@ -441,39 +434,6 @@ class Subcommands:
         reservation = self._session.current()
         show(actors_table(reservation.name, reservation.actor_infos()))
 
-    def _logs(self, parsed: Parsed) -> None:
-        held = self._session.reservation
-        name = parsed.word or (held.name if held else "")
-        try:
-            self._logs_of_held(parsed)
-        except (ReservationNotFound, MeshNotFound) as error:  # it has ended, maybe while this kernel was busy
-            pool = held.pool if held and held.name == name else self._session.pool
-            past = past_log(name, pool, parsed.text("mesh"), parsed.text("targets")) if name else None
-            if past is None and isinstance(error, ReservationExpired | ReservationReleased):
-                show(calm_line(nothing_kept(error)))
-                return
-            if past is None:
-                raise
-            self._session.end_is_said(past.name)
-            number, by = parsed.count("run"), checked_fold(parsed.text("fold") or "")
-            by = by or (None if number else self._session.folds_by(len(past.ranks)))
-            for line in past_lines(past, parsed.count("lines"), number, by=by):
-                put(f"{line}\n")
-
-    def _logs_of_held(self, parsed: Parsed) -> None:
-        of = self._named(parsed.word) if parsed.word else None
-        mesh = self._session.mesh_that_printed(parsed.text("targets"), parsed.text("mesh"), of=of)
-        follow, number = parsed.switch("follow"), parsed.count("run")
-        with contextlib.suppress(KeyboardInterrupt) if follow else contextlib.nullcontext():
-            line = ""
-            by = checked_fold(parsed.text("fold") or "") or (
-                None if number else self._session.folds_by(len(mesh.ranks))
-            )
-            for line in shown_logs(mesh, parsed.count("lines"), number, follow=follow, by=by):
-                put(f"{line}\n")
-            if not line:
-                show(calm_line(nothing_line(mesh, number)))
-
     def _doctor(self, _: Parsed) -> None:
         show(diagnosis_view(self._session.current().doctor()))
 
@@ -485,7 +445,13 @@ class Subcommands:
 
     def _evaluate(self, name: str, expression: str | None) -> Any:
         if expression is not None:
-            return self._shell.ev(expression)
+            try:
+                return self._shell.ev(expression)
+            except Exception as error:  # noqa: BLE001 the user's own: nobody wants to read our frames above it
+                said = f"%mesh push {name}={expression}: {type(error).__name__}: {error}"
+                if isinstance(error, NameError):
+                    said += f" in this kernel; {name} = {expression} in a %%mesh cell takes the names of the ranks"
+                raise UsageError(said) from None
         if name not in self._shell.user_ns:
             raise UsageError(f"this kernel has no variable {name!r}; a value is pushed as {name}=EXPRESSION")
         return self._shell.user_ns[name]

@@ -75,9 +75,8 @@ def shown_logs(
 
 
 def past_lines(past: PastLog, lines: int | None, number: int | None, *, by: FoldBy | None = None) -> Iterator[str]:
-    """Yield the same of a reservation that has ended; first a line that says when. Arguments as of `shown_logs`."""
+    """Yield the same of a reservation that has ended. Arguments as of `shown_logs`."""
     lines = LOG_LINES if lines is None else lines
-    yield here(f"{past.name} ended at {time_of_day(past.ended_at)}")
     records = list(past.records(lines or None, number))
     came = Counter(record.rank for record in records)
     cut_off = bool(lines) and max(came.values(), default=0) >= lines
@@ -88,7 +87,7 @@ def past_lines(past: PastLog, lines: int | None, number: int | None, *, by: Fold
     by = by or ("equal" if number else default_fold(len(past.ranks)))
     logs = here(f"%mesh logs {past.name}")
     endings = Endings(
-        partial(past.runs, number or 0), past.ranks, only=number, cut_off=cut_off, fold=by == "numbers", logs=logs
+        partial(past.past_runs, number or 0), past.ranks, only=number, cut_off=cut_off, fold=by == "numbers", logs=logs
     )
     yield from folded_lines([records], endings, by)
 
@@ -153,6 +152,15 @@ def nothing_line(mesh: Mesh, number: int | None) -> str:
     return f"{next((info for info in mesh.past_runs() if info.number == number), run_name(number))} printed nothing"
 
 
+def ended_line(past: PastLog) -> str:
+    """Return what to say above what a reservation has printed that has ended.
+
+    Example:
+        dev was released at 14:02: this is from what it printed
+    """
+    return f"{past.name} was released at {time_of_day(past.ended_at)}: this is from what it printed"
+
+
 def nothing_kept(ended: ReservationExpired | ReservationReleased) -> str:
     """Return what to say when a reservation has ended and no output of it is kept.
 
@@ -160,7 +168,7 @@ def nothing_kept(ended: ReservationExpired | ReservationReleased) -> str:
         foo printed nothing that is kept; it was released at 14:02 in a terminal
     """
     how = f" {ended.by}" if isinstance(ended, ReservationReleased) else f": {ended.why}"
-    return f"{ended.name} printed nothing that is kept; it was released at {time_of_day(ended.ended_at)}{how}"
+    return f"{ended.name} printed nothing that is kept; it was released at {time_of_day(ended.ended_at)}{how.rstrip()}"
 
 
 class Endings:

@@ -15,7 +15,16 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from monarch_nb.errors import UsageError
-from monarch_nb.notebook.syntax.meant import ANSWERS, COMMANDS, SCRIPT, as_here, flags_near, of_a_shell, suggestion
+from monarch_nb.notebook.syntax.meant import (
+    ANSWERS,
+    COMMANDS,
+    SCRIPT,
+    as_here,
+    flags_near,
+    of_a_cell,
+    of_a_shell,
+    suggestion,
+)
 from monarch_nb.times import seconds_of
 
 Value = str | int | float | bool | tuple[str, ...]
@@ -451,7 +460,9 @@ def _find_flag(command: Command, spelling: str, hint: str = "") -> Flag:
             return flag
     flags = {flag.spellings: not flag.hidden for flag in command.flags}
     near = flags_near(spelling, flags, f"%mesh help {command.name}")
-    if not near.startswith(":"):  # it is like none of them
+    if spelling == "--on" and any("--targets" in flag.spellings for flag in command.flags):
+        near = ": -t T chooses ranks, and %mesh attach NAME another reservation"
+    elif not near.startswith(":"):  # it is like none of them
         near = "" if hint else f"{near}{command.about_unknown}"
     raise UsageError(f"{command.title} has no flag {spelling}{near}{hint}")
 
@@ -512,9 +523,9 @@ def _read_words(command: Command, words: list[str]) -> tuple[str, ...]:
     rule = command.words
     if rule is None:
         if words:
-            raise UsageError(
-                f"{command.title} takes no {' '.join(words)!r}: type {command.title} {command.usage or 'alone'}"
-            )
+            way = of_a_cell(words[0]) if command.title == "%%mesh" else ""
+            way = way or f"type {command.title} {command.usage or 'alone'}"
+            raise UsageError(f"{command.title} takes no {' '.join(words)!r}: {way}")
         return ()
     if rule.joined and words:
         words = [" ".join(words)]

@@ -208,10 +208,13 @@ SHOW = Command(
     "Without RANKS, says what is set.",
     examples=(("%mesh show 0", "rank 0's output alone"), ("%%mesh --show 0", "one cell")),
 )
+_OF = Flag(
+    "--of", "the reservation (default: this notebook's), also one that has ended", value="R", completes="reservation"
+)
 PLOT = Command(
     "plot",
     "curves of numbers that ranks print: loss: 2.31, 'loss': 2.3, loss=2.3, train/loss 2.3",
-    usage="[NAME...] [--x NAME] [--run N[,N]] [-t T]",
+    usage="[NAME...] [--x NAME] [--run N[,N]] [-t T] [--of RESERVATION]",
     words=Words("NAME", "the name beside the numbers; without a NAME, lists all names", most=None, completes="metric"),
     flags=(
         Flag("--x", "the name for the x axis (default: the step of a line)", value="NAME"),
@@ -223,12 +226,14 @@ PLOT = Command(
         ),
         _TARGETS,
         _MESH,
+        _OF,
     ),
     notes="Shows the newest run that printed all the names, else for each name the newest run that printed it.\n"
     "Without --run, it searches the newest 20 runs. While a run goes on, it waits for a name\n"
     "that no run has printed yet.\n"
     "The line is the first rank's. A band spans all ranks where they differ. Live while the run goes on,\n"
     "also in a new kernel: the numbers come from the nodes' logs.\n"
+    "What a reservation printed is kept for 7 days after its end, and can be drawn so long.\n"
     "run.metrics() has them in Python, ready for pandas.",
     examples=(
         ("%mesh plot", "the names that can be drawn"),

@@ -37,6 +37,7 @@ COMMANDS: Mapping[str, str] = {
 """Commands of other tools, and what they are called here."""
 
 ANSWERS: Mapping[str, str] = {
+    "resize": "grow adds nodes, shrink gives some back",
     "scancel": "interrupt stops what runs, release gives the nodes back",
     "bkill": "interrupt stops what runs, release gives the nodes back",
     "qdel": "interrupt stops what runs, release gives the nodes back",
@@ -88,6 +89,7 @@ _ON_ALL_NODES = re.compile(r"mpirun|mpiexec|srun")
 _PYTHONS_OWN = ("-u",)
 _COUNTED_IN_ALL = ("-n", "-np", "--ntasks")
 """Flags of srun and mpirun that count the processes of all nodes together."""
+_RANKS = re.compile(r"\d|\w+=")
 _VARIABLE = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 _SHELLS = re.compile(r"[\d&]?>>?(?!=).*|<|\|\|?|&&?|;")
 
@@ -179,6 +181,18 @@ def of_a_magic(error: str) -> str:
     """
     missing = _NO_MAGIC.match(error)
     return MAGICS.get(missing[1], "") if missing else ""
+
+
+def of_a_cell(word: str) -> str:
+    """Return what is meant by a word behind `%%mesh`: ranks, or a reservation.
+
+    Example:
+        >>> of_a_cell("0-3"), of_a_cell("dev")
+        ('-t 0-3 chooses ranks', '%mesh attach dev has cells go to that reservation, and -t T chooses ranks')
+    """
+    if _RANKS.match(word):
+        return f"-t {word} chooses ranks"
+    return f"%mesh attach {word} has cells go to that reservation, and -t T chooses ranks"
 
 
 def of_a_shell(words: Sequence[str]) -> str:

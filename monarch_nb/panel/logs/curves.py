@@ -68,7 +68,7 @@ class MeshNumbers:
 
     def of(self, number: int, ranks: Sequence[int]) -> RunMetrics:
         """Return what reads the numbers of a run."""
-        return RunMetrics(self._mesh_id, self._connections, self._per_node, number, ranks)
+        return RunMetrics.of_mesh(self._mesh_id, self._connections, self._per_node, number, ranks)
 
     async def runs(self) -> list[RunInfo]:
         """Return the runs that the nodes remember which answer, oldest first.

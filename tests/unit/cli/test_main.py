@@ -14,6 +14,7 @@ from monarch_nb.cli.run import exit_status, take_name
 from monarch_nb.client.advice import in_terminal
 from monarch_nb.client.connections.events import Result
 from monarch_nb.client.logs import records
+from monarch_nb.client.logs.records import PastLog
 from monarch_nb.client.pools.choosing import Shape
 from monarch_nb.client.pools.held import not_found
 from monarch_nb.client.reservations import lists
@@ -372,18 +373,18 @@ def test_run_tells_a_name_from_a_script(words: list[str], name: str | None, scri
     assert [options.script, *options.arguments] == script
 
 
-def test_curves_of_what_has_ended_are_in_its_logs(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_curves_of_what_has_ended(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def attach(name: str | None, *, pool: str) -> None:
         raise ReservationNotFound("nothing to attach to")
 
     monkeypatch.setattr("monarch_nb.list_reservations", lambda _: [])
     monkeypatch.setattr("monarch_nb.attach", attach)
-    monkeypatch.setattr(records, "past_log", lambda name, _: object() if name == "dev" else None)
+    monkeypatch.setattr(records, "past_log", lambda name, *_: PastLog(name, 1e9, (0,), []) if name == "dev" else None)
+    monkeypatch.setattr(PastLog, "past_runs", lambda _: [])
     assert main(["plot", "dev", "loss"]) == 1
-    said = "monarch-nb: dev has ended: monarch-nb logs dev has the numbers that it printed\n"
-    assert capsys.readouterr().err == said
+    said, why = capsys.readouterr().err.splitlines()
+    assert said.startswith("dev was released at 2001-09-09 ")
+    assert why == "monarch-nb: nothing has run here yet: there are no numbers to draw"
     assert main(["plot", "loss"]) == 1
     assert capsys.readouterr().err == "monarch-nb: nothing to attach to\n"
 

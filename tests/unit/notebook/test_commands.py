@@ -10,18 +10,17 @@ from unittest.mock import Mock
 import pytest
 
 import monarch_nb
-from monarch_nb.client.logs.records import LogRecord
+from monarch_nb.client.logs.records import LogRecord, PastLog
 from monarch_nb.errors import (
     PickleError,
     RankFailure,
     ReservationExpired,
     ReservationNotFound,
-    ReservationReleased,
     RunFailed,
     TargetError,
     UsageError,
 )
-from monarch_nb.notebook.commands import subcommands
+from monarch_nb.notebook.commands import printed as commands_printed
 from unit.notebook.fakes import FakeClient, FakeMesh, Notebook
 
 
@@ -35,7 +34,8 @@ def test_push_and_pull(held: Notebook, client: FakeClient) -> None:
     assert held.shell.user_ns["pulled"] == ["loss[-1] + 1@1", "loss[-1] + 1@3"]
     assert held.run("%mesh pull loss -o losses").result is None
     assert held.shell.user_ns["losses"][0] == "loss@0"
-    assert isinstance(held.error("%mesh push y=1/0"), ZeroDivisionError)
+    assert str(held.error("%mesh push y=1/0")) == "%mesh push y=1/0: ZeroDivisionError: division by zero"
+    assert str(held.error("%mesh push y=[rank]")).endswith("; y = [rank] in a %%mesh cell takes the names of the ranks")
 
 
 def test_a_pull_that_fails_on_some_ranks_keeps_the_other_values(
@@ -80,18 +80,23 @@ def test_looking(held: Notebook, client: FakeClient, capsys: pytest.CaptureFixtu
 def test_logs_of_what_has_ended(
     held: Notebook, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    printed = [LogRecord(rank, "stdout", 7, "loss 1\n") for rank in (0, 1)]
-    past = SimpleNamespace(name="old", ended_at=1e9, ranks=(0, 1), records=lambda *_: printed, runs=lambda _: [])
-    monkeypatch.setattr(subcommands, "past_log", lambda name, *_: past if name == "old" else None)
+    lines = [LogRecord(rank, "stdout", 7, "loss 1\n") for rank in (0, 1)]
+    past = PastLog("old", 1e9, (0, 1), [])
+    monkeypatch.setattr(PastLog, "records", lambda *_: lines)
+    monkeypatch.setattr(PastLog, "past_runs", lambda *_: [])
+    monkeypatch.setattr(commands_printed, "past_log", lambda name, *_: past if name == "old" else None)
 
-    held.ok("%mesh logs old -t 0-1")
-
-    when, *shown = capsys.readouterr().out.splitlines()
-    assert when.startswith("old ended at 2001-09-09")
-    assert shown == ["── run 7 ──", "[0-1] loss 1"]
+    when = held.ok("%mesh logs old -t 0-1")
+    assert re.fullmatch(r"old was released at 2001-09-09 \S+: this is from what it printed", when)
+    assert capsys.readouterr().out.splitlines() == ["── run 7 ──", "[0-1] loss 1"]
     held.ok("%mesh logs old -n 1")
-    assert capsys.readouterr().out.splitlines()[2] == "the last line of each rank, not of all together:"
+    assert capsys.readouterr().out.splitlines()[1] == "the last line of each rank, not of all together:"
     assert isinstance(held.error("%mesh logs nope"), ReservationNotFound)
+    held.ok("%mesh reserve old --procs 1\n%mesh release")
+    assert held.ok("%mesh logs") == when
+    assert "[0-1] loss 1" in capsys.readouterr().out
+    held.ok("%mesh reserve other --procs 1\n%mesh detach")
+    assert "holds no mesh yet" in str(held.error("%mesh logs")), "what was released before is no news"
 
 
 def test_logs_of_what_has_ended_and_printed_nothing(
@@ -103,31 +108,13 @@ def test_logs_of_what_has_ended_and_printed_nothing(
         shows = "%mesh logs old shows what it printed"
         raise ReservationExpired(f"old was released: {shows}", "old", "nobody used it for 2 h", time.time())
 
-    monkeypatch.setattr(monarch_nb, "attach", ended)
-    monkeypatch.setattr(subcommands, "past_log", lambda *_: None)
-    said = r"old printed nothing that is kept; it was released at \d\d:\d\d: nobody used it for 2 h"
-    assert re.fullmatch(said, held.ok("%mesh logs old"))
-
-
-def test_logs_and_plot_after_a_release_name_what_is_kept(held: Notebook) -> None:
+    monkeypatch.setattr(commands_printed, "past_log", lambda *_: None)
     held.ok("%mesh release")
-    for line in ("logs -n 5", "plot loss"):
-        assert str(held.error(f"%mesh {line}")) == "dev was released: %mesh logs dev shows what it printed"
-    held.ok("%mesh reserve other --procs 1\n%mesh detach")
-    assert "holds no mesh yet" in str(held.error("%mesh logs")), "what was released before is no news"
-
-
-def test_plot_names_what_is_kept_of_what_was_released_elsewhere(
-    held: Notebook, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def released(*_: object, **__: object) -> None:
-        raise ReservationReleased("dev was released in a terminal: %mesh reserve dev makes a new one", "dev")
-
-    for asked in ("past_runs", "plot"):
-        monkeypatch.setattr(FakeMesh, asked, released, raising=False)
-    for line in ("plot", "plot loss"):
-        said = "dev has ended: %mesh logs dev has the numbers that it printed"
-        assert str(held.error(f"%mesh {line}")) == said
+    assert re.fullmatch(r"dev printed nothing that is kept; it was released at \d\d:\d\d", held.ok("%mesh plot"))
+    monkeypatch.setattr(monarch_nb, "attach", ended)
+    said = r"old printed nothing that is kept; it was released at \d\d:\d\d: nobody used it for 2 h"
+    for line in ("logs old", "plot --of old"):
+        assert re.fullmatch(said, held.ok(f"%mesh {line}"))
 
 
 def test_how_lines_fold_is_chosen_and_remembered(held: Notebook, client: FakeClient, tmp_path: Path) -> None:

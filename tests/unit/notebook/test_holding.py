@@ -242,8 +242,8 @@ def test_attach_detach_release(held: Notebook, client: FakeClient) -> None:
     assert held.ok("%mesh attach") == "attached to dev: 2 nodes × 2 procs, 4 ranks alive"
     assert held.ok("%mesh release").startswith("dev: released 2 nodes × 2 procs in ")
     assert not client.held
-    again = "dev was released: type %mesh reserve dev --nodes 2 --procs 2 for a new one,\nor %mesh attach NAME"
-    assert str(held.error("%%mesh\nx")).startswith(again)
+    again = "%mesh reserve dev --nodes 2 --procs 2 --pool lab for a new one,\nor %mesh attach NAME"
+    assert str(held.error("%%mesh\nx")).startswith(f"dev was released: type {again}")
     client.held["dev"] = FakeReservation(client, "dev", 1, 2, None)
     anew = "dev was released, and is held anew: %mesh attach dev uses it"
     assert str(held.error("%mesh status")) == str(held.error("%%mesh\nx")) == anew

@@ -120,6 +120,8 @@ def test_the_pool_of_a_job_is_gone_with_it(
     monkeypatch: pytest.MonkeyPatch, job_of_pool: object, after: str | None
 ) -> None:
     monkeypatch.setattr(session_module, "job_of_pool", lambda _: job_of_pool)
+    where = "--on slurm" if job_of_pool else "--pool lab"
+    monkeypatch.setattr(session_module, "where_of", lambda _: where)
     client: Any = SimpleNamespace(list_reservations=lambda _: [])
     facts = {"id": "r", "name": "dev", "pool": "lab", "nodes": 1, "procs": 0, "gpus": 4}
     held: Any = SimpleNamespace(**facts, add_time_listener=lambda _: None, detach=lambda: None)
@@ -128,6 +130,5 @@ def test_the_pool_of_a_job_is_gone_with_it(
     assert session.pool == "lab"
     session.released()
     assert session.pool == after
-    again = " dev --nodes 1 --gpus 4" if job_of_pool is None else ""  # the flags of a job are not known here
-    with pytest.raises(UsageError, match=f"^dev was released: type %mesh reserve{again} for a new one"):
+    with pytest.raises(UsageError, match=f"^dev was released: type %mesh reserve dev --nodes 1 --gpus 4 {where} for a"):
         session.current()

@@ -107,6 +107,8 @@ def test_what_a_run_printed_that_was_going_on_is_its_own(node: Node) -> None:
     path.parent.mkdir(parents=True)
     path.write_bytes(b"tick\n")
     node.kept.note(mesh, pb.ReserveRequest(reservation_id="id", name="dev"))
+    assert [past.mesh.mesh_id for past in node.kept.of("dev")] == ["aaaaaaaaaa"], "also while its ranks are ended"
+    assert node.kept.of("de") == []
     node.kept.keep(node.paths.mesh("aaaaaaaaaa"))
 
     past, runs = node.kept.mesh("aaaaaaaaaa") or (None, None)

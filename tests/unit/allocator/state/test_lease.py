@@ -1,5 +1,7 @@
 """When a reservation ends by itself: on a clock that the test moves."""
 
+from typing import Any
+
 import pytest
 
 from monarch_nb.allocator.state.lease import Limits
@@ -8,6 +10,7 @@ from monarch_nb.errors import ReservationExpired, ReservationReleased
 from monarch_nb.proto import allocator_pb2 as pb
 
 HOUR_S = 3600.0
+ASKED: Any = {"reservation_id": "r", "name": "dev", "owner": "me", "nodes": 3, "procs": 2, "where": "--on slurm"}
 
 
 def confirmed(time_s: float = 0.0, idle_s: float = 0.0, at_s: float = 100.0) -> Limits:
@@ -62,7 +65,7 @@ class TestRestart:
 class TestEnded:
     def ended(self, **how: str) -> NodeState:
         state = NodeState(4)
-        state.reserve(pb.ReserveRequest(reservation_id="r", name="dev", owner="me", procs=2, time_s=HOUR_S))
+        state.reserve(pb.ReserveRequest(**ASKED, time_s=HOUR_S))
         state.add_mesh(pb.SpawnRequest(mesh_id="m", reservation_id="r", ranks=2))
         state.end("r", 1e9, **how)
         state.release("r")
@@ -74,9 +77,9 @@ class TestEnded:
             (
                 {"why": "its time of 1 h was up"},
                 ReservationExpired,
-                "at .*: its time of 1 h was up; .* %mesh logs dev shows",
+                "at .* 1 h was up; %mesh reserve dev --nodes 3 --procs 2 --on slurm makes .*, %mesh logs dev",
             ),
-            ({"by": "in the panel"}, ReservationReleased, "at .* in the panel: %mesh reserve dev makes a new one$"),
+            ({"by": "in the panel"}, ReservationReleased, "at .* in the panel: %mesh reserve dev .* makes a new one$"),
         ],
     )
     def test_whoever_asks_later_learns_why(self, how: dict[str, str], error: type[Exception], said: str) -> None:

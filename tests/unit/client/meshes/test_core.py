@@ -46,7 +46,8 @@ class World:
         self.belong_to(self.core.me)
 
     def belong_to(self, owner: str) -> None:
-        self.core.belongs_to(SimpleNamespace(id="an id", name="dev", owner=owner, pool="lab"))  # type: ignore[arg-type]
+        held: Any = SimpleNamespace(id="an id", name="dev", owner=owner, pool="lab", procs=1, gpus=0)
+        self.core.belongs_to(held)
 
     def add(self, name: str) -> None:
         self.pool.listed.append(Node(name))

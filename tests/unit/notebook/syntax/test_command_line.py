@@ -97,6 +97,12 @@ def test_bad_lines_get_one_clear_message() -> None:
         (declarations.CELL, "--timeout 0", "not '0'"),
         (
             declarations.CELL,
+            "dev",
+            "%%mesh takes no 'dev': %mesh attach dev has cells go to that reservation",
+        ),
+        (declarations.CELL, "--on 0", "%%mesh has no flag --on: -t T chooses ranks, and %mesh attach NAME another"),
+        (
+            declarations.CELL,
             "--group-outputs ranks",
             "--group-outputs is order, rank or type, not 'ranks': did you mean rank?",
         ),
