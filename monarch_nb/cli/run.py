@@ -298,9 +298,9 @@ def _run(
         try:
             script = submit(listener=view.on_event)
             interrupts = wait_for(script, None, view.on_event, Answering(script, SCREEN, on_breakpoint))
+            script.collected()  # before the last lines, which a terminal that has closed does not take
         finally:
             view.close()
-    script.collected()
     return exit_status(script, is_interrupted=interrupts is not None)
 
 
