@@ -360,7 +360,8 @@ def _max_restarts(said: str, value: str, held: Held) -> None:
 
 def _local_ranks_filter(said: str, value: str, held: Held) -> None:
     if any(_whole(said, each) >= held.ranks_per_node for each in value.split(",")):
-        raise UsageError(f"{said}: there are {held.ranks} on each node, 0 to {held.ranks_per_node - 1}")
+        known = f", 0 to {held.ranks_per_node - 1}" if held.ranks_per_node > 1 else ": the only one is 0"
+        raise UsageError(f"{said}: each node has {held.ranks}{known}")
 
 
 _PER_NODE = TorchrunFlag(

@@ -55,7 +55,7 @@ CONTRADICTIONS = [
     ({"nnodes": "4", "nproc_per_node": "1"}, "--nnodes 4: .*--nodes 4 --procs 1 holds that many"),
     ({"nnodes": "1", "nproc_per_node": "2"}, "--nnodes 1: .*-t hosts=0:1,procs=0:2 chooses that many"),
     ({"standalone": True}, "--standalone means one node, and 2 are held. Leave it out, or -t hosts=0:1 chooses"),
-    ({"local_ranks_filter": "0,4"}, "4 CPU ranks on each node, 0 to 3"),
+    ({"local_ranks_filter": "0,4"}, "each node has 4 CPU ranks, 0 to 3"),
 ]
 
 
