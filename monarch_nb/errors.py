@@ -16,6 +16,7 @@ from typing import Any, ClassVar, TypeVar
 from monarch_nb.ground import escapes
 from monarch_nb.ground.callers import end_at_caller
 from monarch_nb.ground.rank_sets import format_ranks, listed, name_nodes, name_ranks
+from monarch_nb.ground.tracebacks import without_library
 from monarch_nb.lines.spreads import fold_texts
 from monarch_nb.lines.templates import FEW_RANKS
 from monarch_nb.mismatches import MISMATCH, NO_CALLS, Called, explain_calls
@@ -527,16 +528,21 @@ class RunFailed(MonarchNbError):
     def _where(self, ranks: Iterable[int], failure: RankFailure) -> str:
         return "" if failure.of_node else f" ({listed(self.failures[rank].host for rank in ranks)})"
 
-    def _describe(self, group: tuple[list[int], RankFailure]) -> str:
+    def _describe(self, group: tuple[list[int], RankFailure], *, whole: bool = True) -> str:
         ranks, failure = group
         head = f"\x1b[1m{self._named(ranks)}\x1b[0m{self._where(ranks, failure)}"  # red is hard to read on dark red
         if failure.name == NoProcessGroup.__name__:
             head += f": {failure.message}"
-        cause = (failure.rendered or f"{failure.name}: {failure.message}{failure.place}").rstrip("\n")
+        rendered = failure.rendered if whole or not failure.rendered else without_library(failure.rendered, self._logs)
+        cause = (rendered or f"{failure.name}: {failure.message}{failure.place}").rstrip("\n")
         return "\n".join([head, cause, *(f"    {line}" for line in failure.stderr_tail)])
 
+    @property
+    def _logs(self) -> str:
+        return f"%mesh logs{self.run.mesh.flag} --run {self.run.number}" if self.run is not None else "%mesh logs"
+
     def _shown(self) -> list[str]:
-        lines = "\n\n".join(map(self._describe, self.groups())).splitlines()
+        lines = "\n\n".join(self._describe(group, whole=False) for group in self.groups()).splitlines()
         if dead := [rank for rank, failure in self.failures.items() if failure.name == "RankDied"]:
             them = "it" if len(dead) == 1 else "them"
             flag = self.run.mesh.flag if self.run is not None else ""

@@ -155,7 +155,7 @@ class Extent(Mapping[str, int]):
             places = chosen if isinstance(chosen, tuple) else (chosen,)
             for place in places:
                 if not -size <= place < size:
-                    known = f"{name} has {size} ({name}=0 to {name}={size - 1})"
+                    known = f"{name} has {size} ({name}=0{f' to {name}={size - 1}' if size > 1 else ''})"
                     raise TargetError(f"{name}={place} is out of range: {known}")
             axes.append(sorted({place % size for place in places}))
         strides = _row_major(self.sizes)
@@ -334,7 +334,8 @@ class Region:
             else:
                 index = operator.index(chosen)
                 if not 0 <= index < size:
-                    raise IndexError(f"index out of range: {label}={index}, but {label} has {size} (0 to {size - 1})")
+                    known = f"{size} (0 to {size - 1})" if size > 1 else "only index 0"
+                    raise IndexError(f"index out of range: {label}={index}, but {label} has {known}")
                 offset += index * stride
         labels, sizes, strides = _columns(kept)
         return Region(labels, offset, sizes, strides)
@@ -460,7 +461,7 @@ def parse_targets(text: str, extent: Extent) -> tuple[int, ...]:
     for part in text.split(","):
         chosen = _parse_part(part, extent.size, text)
         if not chosen:
-            raise TargetError(f"targets {text!r}: {part} selects no rank; this mesh has ranks 0 to {extent.size - 1}")
+            raise TargetError(f"targets {text!r}: {part} selects no rank; {_known(extent.size)}")
         ranks.update(chosen)
     return tuple(sorted(ranks))
 
@@ -517,4 +518,8 @@ def _parse_dimensions(text: str, extent: Extent) -> tuple[int, ...]:
 def _check_range(ranks: Iterable[int], size: int) -> None:
     for rank in ranks:
         if not -size <= rank < size:
-            raise TargetError(f"no rank {rank}: this mesh has ranks 0 to {size - 1}")
+            raise TargetError(f"no rank {rank}: {_known(size)}")
+
+
+def _known(size: int) -> str:
+    return f"this mesh has ranks 0 to {size - 1}" if size > 1 else "the only rank of this mesh is 0"

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from monarch_nb.cli.declared import add_flag, part_of
 from monarch_nb.cli.saying import say, say_step
-from monarch_nb.client.scripts.torchrun_flags import FLAGS, Launch, Node, asked_shape, held_by, held_in, read
+from monarch_nb.client.scripts.torchrun_flags import FLAGS, Launch, Node, asked_shape, held_by, held_in, of_all, read
 from monarch_nb.config import MAIN_MESH, OnBreakpoint, default_pool, gap
 from monarch_nb.errors import MonarchNbError, NodeUnreachable, RunFailed, UsageError
 from monarch_nb.ground.interrupting import at_waits
@@ -93,7 +93,12 @@ def run(options: argparse.Namespace) -> int:
         options.pool = pool_of(name, default_pool()) if name else default_pool()
     with _signals_as_ctrl_c() as signals, _held(options, name) as reservation:
         mesh = part_of(reservation, options.mesh, options.targets)
-        launch = read(vars(options), os.environ, held_by(mesh, _RESERVE))
+        held = partial(held_by, reserve=_RESERVE, room=partial(_has_room, options.pool))
+        ranks, note = of_all(vars(options), mesh.ranks, mesh.core.ranks_per_node, held(mesh))
+        if note:
+            say(note)
+            mesh = mesh.select(ranks)
+        launch = read(vars(options), os.environ, held(mesh))
         path, directory = _place(options, launch, mesh)
         script = launch.script(
             path,
@@ -199,7 +204,8 @@ def _fits(options: argparse.Namespace, info: ReservationInfo) -> bool:
 
 def _read_shape(options: argparse.Namespace) -> None:
     """Take what torchrun's flags say of nodes and ranks where ours say nothing."""
-    asked = asked_shape(vars(options), os.environ, partial(_node_of, options.pool))
+    given = vars(options) | ({"nnodes": str(options.nodes)} if options.nodes and options.ntasks else {})
+    asked = asked_shape(given, os.environ, partial(_node_of, options.pool))
     if asked is not None:
         nodes, kind, per_node = asked
         options.nodes = options.nodes or nodes
@@ -220,13 +226,21 @@ def _node_of(pool: str) -> Node:
             described.append(describe(node.address, identity=node.identity))
     if not described:
         return Node(usable_cpus(), len(discover_gpus()))
-    return Node(max(each.procs for each in described), max(len(each.gpus) for each in described))
+    return Node(max(each.procs for each in described), max(len(each.gpus) for each in described), len(described))
 
 
 def _check_flags(options: argparse.Namespace, nodes: int, kind: str, per_node: int) -> None:
     """Refuse what contradicts a shape that is asked for, before anything is reserved, or that is held."""
+    held = partial(held_in, ranks_per_node=per_node, kind=kind, reserve=_RESERVE, room=partial(_has_room, options.pool))
     ranks = parse_targets(options.targets or "all", Extent({"hosts": nodes, kind: per_node}))
-    read(vars(options), os.environ, held_in(ranks, per_node, kind, _RESERVE))
+    ranks, _ = of_all(vars(options), ranks, per_node, held(ranks))
+    read(vars(options), os.environ, held(ranks))
+
+
+def _has_room(pool: str, nodes: int, ranks_per_node: int, kind: str) -> bool:
+    from monarch_nb.client.reservations.taking import has_room
+
+    return has_room(pool, nodes, ranks_per_node, kind)
 
 
 def _place(options: argparse.Namespace, launch: Launch, mesh: Mesh) -> tuple[str, str]:
@@ -284,9 +298,9 @@ def _run(
         try:
             script = submit(listener=view.on_event)
             interrupts = wait_for(script, None, view.on_event, Answering(script, SCREEN, on_breakpoint))
+            script.collected()  # before the last lines, which a terminal that has closed does not take
         finally:
             view.close()
-    script.collected()
     return exit_status(script, is_interrupted=interrupts is not None)
 
 

@@ -21,5 +21,6 @@ namespaces     where ids of processes count
 read_at_start  variables that a process reads once
 room           a disk that is full
 escapes        ANSI codes in text
+tracebacks     those that IPython has rendered, without frames of installed packages
 printing       text for a stdout in which some characters do not exist, or that leaves a rank
 """

@@ -334,7 +334,8 @@ class Console:
             if line.strip() == "detach":
                 break
             text = attached.send(line)
-        self._show(f"Detached from debug session for {who}{': it goes on' if attached.state == 'gone' else ''}\n")
+        after = _left([stop]) if stop.is_after_run else "it goes on"
+        self._show(f"Detached from debug session for {who}{f': {after}' if attached.state == 'gone' else ''}\n")
 
     def _wait(self, attached: Attached, text: str) -> str:
         """Show what pdb says until it asks for the next line; Ctrl-C ends only the waiting."""
@@ -354,5 +355,13 @@ class Console:
 
 
 def _continued(stops: list[StopInfo]) -> str:
-    ranks = {stop.rank for stop in stops}
-    return f"{name_ranks(ranks)} told to continue" if ranks else "no rank has stopped"
+    told = {stop.rank for stop in stops if not stop.is_after_run}
+    said = [f"{name_ranks(told)} told to continue"] if told else []
+    if after := [stop for stop in stops if stop.is_after_run]:
+        said.append(_left(after))
+    return "; ".join(said or ["no rank has stopped"])
+
+
+def _left(stops: Sequence[StopInfo]) -> str:
+    """Return what became of ranks whose run was over before."""
+    return f"the error on {name_ranks({stop.rank for stop in stops})} is left: its run has ended, and nothing goes on"

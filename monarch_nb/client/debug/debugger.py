@@ -53,6 +53,11 @@ class StopInfo:
         """Its line: "train.py:41"."""
         return f"{self.file}:{self.line_number}"
 
+    @property
+    def is_after_run(self) -> bool:
+        """Whether it looks at the error of a run that has ended: nothing goes on when it is left."""
+        return self.post_mortem and not self.run_id
+
 
 def stop_info(rank: int, coordinates: Mapping[str, int], host: str, stop: run_pb2.Stop) -> StopInfo:
     """Return what is known of a stop of a rank."""
@@ -224,7 +229,7 @@ class Debugger:
             stopped = format_ranks(stop.rank for stop in of_name)
             raise UsageError(f"no stopped rank of {name} is among these; there are {stopped}")
         answers = call(self._tell_all(chosen, DebugCommand.ACTION_LINE, line))
-        return {stop.rank: _answer_text(answer) for stop, answer in zip(chosen, answers, strict=True)}
+        return {stop.rank: _answer_text(stop, answer) for stop, answer in zip(chosen, answers, strict=True)}
 
     def continue_all(self, run_id: str = "") -> list[StopInfo]:
         """Clear all breakpoints and let what has stopped (of one run, or all) go on; return what that was."""
@@ -234,7 +239,7 @@ class Debugger:
 
     def leave_errors(self) -> None:
         """Let go of the exceptions that `enter_errors` has entered."""
-        entered = [stop for stop in self.stops() if stop.post_mortem and not stop.run_id]
+        entered = [stop for stop in self.stops() if stop.is_after_run]
         call(self._tell_all(entered, DebugCommand.ACTION_QUIT))
 
     def enter_errors(self) -> list[int]:
@@ -266,7 +271,7 @@ class Attached:
     Attributes:
         stop: where it is.
         prompt: "(Pdb) ", or what `interact` and statements of several lines ask with.
-        state: "asks", "executes" what it was told, or "gone": the code goes on.
+        state: "asks", "executes" what it was told, or "gone": the code goes on, or the look at its error has ended.
     """
 
     def __init__(self, mesh: Mesh, stop: StopInfo) -> None:
@@ -305,11 +310,11 @@ async def tell(mesh: Mesh, stop: StopInfo, action: DebugCommand.Action.ValueType
     return reply.debug if reply is not None else None
 
 
-def _answer_text(answer: DebugAnswer | None) -> str:
+def _answer_text(stop: StopInfo, answer: DebugAnswer | None) -> str:
     if answer is None:
         return "(does not answer)"
     if answer.state == DebugAnswer.STATE_RUNNING:
         return f"{answer.text}(still executes it)"
     if answer.state == DebugAnswer.STATE_GONE:
-        return f"{answer.text}(goes on)"
+        return f"{answer.text}{'(left: its run has ended)' if stop.is_after_run else '(goes on)'}"
     return answer.text

@@ -72,6 +72,8 @@ def sizes_of(text: str) -> list[int]:
 
 
 _LARGEST = 1 << 20
+_MORE = 1.05
+"""An efficiency that is above that is explained."""
 
 
 @dataclass
@@ -157,7 +159,7 @@ class ScalingReport:
     @property
     def all_notes(self) -> list[str]:
         """How the table is to be read, and what else there is to say of it."""
-        return [*filter(None, [self._about_time(), self._about_efficiency()]), *self.notes]
+        return [*filter(None, [self._about_time(), self._about_efficiency(), self._about_more()]), *self.notes]
 
     def __str__(self) -> str:
         table = [self.headers, *self.cells]
@@ -180,6 +182,16 @@ class ScalingReport:
         if self.unit:
             return f"efficiency: {self.unit} of each rank, against that on {against}"
         return f"efficiency: ranks × time on {against} / ranks × time; the work is the same in all"
+
+    def _about_more(self) -> str:
+        """Return how more than a perfect machine can do comes about: more than noise does."""
+        known = [row for row in self.rows if row.efficiency is not None]
+        if all((row.efficiency or 0.0) < _MORE for row in known):
+            return ""
+        said = f"more than 100 %: {counted(known[0].ranks, 'rank')} began cold (import in an earlier cell), or"
+        if self.unit:
+            return f"{said} each rank told the {self.unit.removesuffix('/s')} of all (they are added up)"
+        return f"{said} the work is not the same in all (--per NAME counts it)"
 
 
 def report_of(asked: Plan, measured: Sequence[Measured], notes: Iterable[str] = ()) -> ScalingReport:

@@ -154,7 +154,10 @@ def chosen(addresses: Sequence[str], nodes: Iterable[int] | None) -> tuple[str, 
         return tuple(addresses)
     numbers = tuple(nodes)
     if not numbers or not all(number in range(len(addresses)) for number in numbers):
-        raise UsageError(f"nodes are numbers from 0 to {len(addresses) - 1}, such as nodes=[0], not {list(numbers)}")
+        known = (
+            f"nodes are numbers from 0 to {len(addresses) - 1}, such as" if len(addresses) > 1 else "the only node is"
+        )
+        raise UsageError(f"{known} nodes=[0], not {list(numbers)}")
     return tuple(addresses[number] for number in numbers)
 
 

@@ -13,15 +13,15 @@ from monarch_nb.client.connections.bridge import call, post
 from monarch_nb.client.files.project import find_root, read_settings
 from monarch_nb.client.meshes.core import MeshCore
 from monarch_nb.client.pools.answering import all_away
-from monarch_nb.client.pools.choosing import WAITING_HELPS, Shape
-from monarch_nb.client.pools.held import Asked, HeldReservation, check_same, not_whole
+from monarch_nb.client.pools.choosing import WAITING_HELPS, Shape, lacking
+from monarch_nb.client.pools.held import Asked, HeldReservation, check_same, current_owner, not_whole
 from monarch_nb.client.pools.leasing import release
 from monarch_nb.client.pools.line import Line
 from monarch_nb.client.pools.others import no_nodes, other_pools
-from monarch_nb.client.pools.pool import Pool, Progress, SpawnOptions, Terms
+from monarch_nb.client.pools.pool import Pool, Progress, SpawnOptions, Terms, pool_named
 from monarch_nb.client.presenting import where_here
 from monarch_nb.config import RANK_TOKEN_VARIABLE, SHARED_VARIABLE
-from monarch_nb.errors import CapacityError, PoolError, UsageError
+from monarch_nb.errors import CapacityError, MonarchNbError, PoolError, UsageError
 from monarch_nb.ground.places import Place
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.provision import NOBODY, provisioner_of
@@ -194,6 +194,28 @@ def _may_come(pool: Pool, shape: Shape, missing: CapacityError) -> bool:
     if missing.waiting_helps:
         return True
     return pool.is_up and fits_when_idle(pool.name, shape, call(pool.described()))
+
+
+def has_room(pool: str, nodes: int, per_node: int, kind: str, *, instead: str = "") -> bool:
+    """Return whether a pool can take a reservation of a shape as it is; True when it does not say.
+
+    Args:
+        kind: procs or gpus.
+        instead: the name of one of ours that is released before.
+    """
+    shape = Shape(nodes, 0, per_node) if kind == "gpus" else Shape(nodes, per_node, 0)
+    with contextlib.suppress(MonarchNbError):
+        chosen = pool_named(pool)
+        described, owner = call(chosen.described()), current_owner(chosen.identity)
+        for node in described:
+            own = [each for each in node.holders if (each.reservation, each.owner) == (instead, owner)]
+            node.procs_free += sum(each.procs for each in own)
+            node.gpus_free += sum(each.gpus for each in own)
+            for each in own:
+                node.holders.remove(each)
+        prospect = provisioner_of(pool).prospect
+        return not lacking(shape, described) or bool(prospect(nodes, shape.procs, described, pool=pool))
+    return True
 
 
 def fits_when_idle(pool: str, shape: Shape, nodes: Sequence[pb.DescribeReply]) -> bool:

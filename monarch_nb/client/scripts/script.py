@@ -9,7 +9,7 @@ import os
 import re
 import shlex
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -118,6 +118,9 @@ class Script:
         return self.path if self.path.startswith("~") else os.path.join(self.directory, self.path)
 
 
+_FEW_SCRIPTS = 6
+
+
 def check_script(script: Script) -> None:
     """Raise UsageError for what makes no sense whatever the mesh."""
     if not script.path.strip():
@@ -181,9 +184,8 @@ async def find_on_nodes(mesh: Mesh, script: Script) -> None:
             reply = await list_files(connection, mesh.reservation.id, rank, path)
         except FilesError as error:
             beside = await _names_in(mesh, rank, os.path.dirname(path))
-            close = difflib.get_close_matches(os.path.basename(path), beside, n=1, cutoff=0.75)
             told = str(error).removeprefix(f"{connection.name}: ")
-            return told + (f"; did you mean {close[0]}?" if close else ""), connection.name
+            return f"{told}{_near(os.path.basename(path), beside)}", connection.name
         if reply.is_file:
             return "", connection.name
         if any(entry.path in (b"__main__.py", b"__main__.pyc") for entry in reply.entries):
@@ -197,6 +199,19 @@ async def find_on_nodes(mesh: Mesh, script: Script) -> None:
             names.setdefault(problem, []).append(name)
     if names:
         raise UsageError("; ".join(f"{', '.join(nodes)}: {problem}" for problem, nodes in names.items()))
+
+
+def _near(name: str, beside: Sequence[str]) -> str:
+    """Return what to say of the files beside one that is not there: the nearest, else the scripts, if they are few."""
+    scripts = sorted(each for each in beside if each.endswith(".py"))
+    if close := difflib.get_close_matches(
+        name.removesuffix(".py"), [each.removesuffix(".py") for each in scripts], n=1
+    ):
+        return f"; did you mean {close[0]}.py?"
+    if close := difflib.get_close_matches(name, beside, n=1):
+        return f"; did you mean {close[0]}?"
+    there = "there is" if len(scripts) == 1 else "there are"
+    return f"; {there} {', '.join(scripts)}" if 0 < len(scripts) <= _FEW_SCRIPTS else ""
 
 
 async def _names_in(mesh: Mesh, rank: int, directory: str) -> list[str]:

@@ -7,12 +7,12 @@ Pure: the lines are read by `%mesh run` and `monarch-nb run`, each in its own wa
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from monarch_nb.errors import UsageError
-from monarch_nb.ground.rank_sets import counted
+from monarch_nb.ground.rank_sets import counted, name_ranks
 
 if TYPE_CHECKING:
     from monarch_nb.client.meshes.mesh import Mesh
@@ -20,6 +20,13 @@ if TYPE_CHECKING:
 
 Given = Mapping[str, object]
 """What a line says: by the names of flags as identifiers ("nnodes", "no_python") their values, or True for a switch."""
+
+
+Room = Callable[[int, int, str], bool]
+
+
+def _has_room(nodes: int, ranks_per_node: int, kind: str) -> bool:
+    return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +37,7 @@ class Held:
         nodes, ranks_per_node: so many.
         kind: of the ranks: "procs", or "gpus" when each has one.
         reserve: the command that holds another shape, without the shape.
+        room: returns whether that command would get so many nodes, with so many ranks of a kind on each.
         asked: the ranks per node that the line asks for; 0 when it names no number.
     """
 
@@ -37,12 +45,16 @@ class Held:
     ranks_per_node: int
     kind: str = "procs"
     reserve: str = "%mesh reserve --replace"
+    room: Room = _has_room
     asked: int = 0
 
     @property
     def ranks(self) -> str:
         """What runs on each node: "4 CPU ranks"."""
-        return counted(self.ranks_per_node, "GPU rank" if self.kind == "gpus" else "CPU rank")
+        return self._counted(self.ranks_per_node)
+
+    def _counted(self, ranks: int) -> str:
+        return counted(ranks, "GPU rank" if self.kind == "gpus" else "CPU rank")
 
     def other(self, nodes: int, ranks_per_node: int = 0) -> str:
         """Return how one comes to a shape that is not held: by a part of what is, or by another reservation."""
@@ -51,15 +63,20 @@ class Held:
             parts = [("hosts", nodes, self.nodes), (self.kind, ranks_per_node, self.ranks_per_node)]
             chosen = ",".join(f"{name}=0:{wanted}" for name, wanted, held in parts if wanted < held)
             return f"-t {chosen} chooses that many"
+        if not self.room(nodes, ranks_per_node, self.kind):
+            lacks = f"{counted(nodes, 'node')} × {self._counted(ranks_per_node)}"
+            held = f"--nnodes {self.nodes} --nproc-per-node {self.ranks_per_node}"
+            return f"write {held}: the pool has no room for {lacks}"
         return f"{self.reserve} --nodes {nodes} --{self.kind} {ranks_per_node} holds that many"
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """What a node has: so many CPU ranks or GPUs."""
+    """What a node has: so many CPU ranks or GPUs. `nodes`: how many there are."""
 
     procs: int
     gpus: int
+    nodes: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,13 +215,20 @@ def asked_shape(given: Given, environment: Mapping[str, str], node: Callable[[],
         >>> asked_shape({"nnodes": "2", "nproc_per_node": "4"}, {}, lambda: Node(procs=8, gpus=0))
         (2, 'procs', 4)
     """
-    read = {flag.name: _found(flag, given, environment) for flag in MEANT if flag.name in _OF_SHAPE}
+    read = {flag.name: _found(flag, given, environment) for flag in FLAGS if flag.name in _OF_SHAPE}
     if not any(read.values()):
         return None
     nodes, per_node = read["--nnodes"] or ("", "1"), read["--nproc-per-node"] or ("", "1")
     fewest = _whole(nodes[0], nodes[1].partition(":")[0], 1)
     there = node()
     said, value = per_node
+    if (in_all := _in_all(given)) and not said:
+        most, numbers = there.gpus or there.procs, range(1, there.nodes + 1)
+        if not nodes[0]:
+            fewest = next((n for n in numbers if not in_all % n and in_all // n <= most), 1)
+        if in_all % fewest:
+            raise UsageError(f"-n {in_all} on {fewest} nodes: {_EQUALLY}. Write a multiple of {fewest}")
+        value = str(in_all // fewest)
     if value == "cpu" or (value == "auto" and not there.gpus):
         return fewest, "procs", there.procs
     if value in ("auto", "gpu"):
@@ -215,20 +239,55 @@ def asked_shape(given: Given, environment: Mapping[str, str], node: Callable[[],
     return fewest, "gpus" if wanted <= there.gpus else "procs", wanted
 
 
-def held_by(mesh: Mesh, reserve: str) -> Held:
-    """Return what a script would run on that is started on `mesh`.
-
-    Args:
-        reserve: the command that holds another shape.
-    """
+def held_by(mesh: Mesh, reserve: str, room: Room = _has_room) -> Held:
+    """Return what a script would run on that is started on `mesh`. Arguments as of `Held`."""
     kind = "gpus" if mesh.reservation.gpus else "procs"
-    return held_in(mesh.ranks, mesh.core.ranks_per_node, kind, reserve)
+    return held_in(mesh.ranks, mesh.core.ranks_per_node, kind, reserve, room)
 
 
-def held_in(ranks: Iterable[int], ranks_per_node: int, kind: str, reserve: str) -> Held:
+def held_in(ranks: Iterable[int], ranks_per_node: int, kind: str, reserve: str, room: Room = _has_room) -> Held:
     """As `held_by`, for ranks that may not be there yet, of nodes with so many each."""
     numbers = Counter(rank // ranks_per_node for rank in ranks)
-    return Held(len(numbers), max(numbers.values()), kind, reserve)
+    return Held(len(numbers), max(numbers.values()), kind, reserve, room)
+
+
+def of_all(given: Given, ranks: Sequence[int], ranks_per_node: int, held: Held) -> tuple[tuple[int, ...], str]:
+    """Return the ranks on which a script runs whose line counts those of all nodes together, as srun's and mpirun's -n:
+    equally many on each of as few nodes as can be. And what is to be said of that.
+
+    Args:
+        ranks: those that are held or chosen, of nodes with so many each; all are returned when the line says nothing.
+
+    Raises:
+        UsageError: they can not be so many; the message says what to do.
+
+    Example:
+        >>> of_all({"ntasks": "2"}, range(4), 2, Held(nodes=2, ranks_per_node=2))
+        ((0, 1), '-n 2: on ranks 0-1 of 4; leave it out for all')
+    """
+    wanted = _in_all(given)
+    if not wanted or wanted == len(ranks):
+        return tuple(ranks), ""
+    by_node: dict[int, list[int]] = {}
+    for rank in ranks:
+        by_node.setdefault(rank // ranks_per_node, []).append(rank)
+    asked, most = str(given.get("nnodes")), min(map(len, by_node.values()))
+    numbers = [int(asked)] if asked.isdecimal() and 0 < int(asked) <= held.nodes else range(1, held.nodes + 1)
+    possible = {nodes * each: nodes for nodes in reversed(numbers) for each in range(1, most + 1)}
+    if nodes := possible.get(wanted):
+        chosen = tuple(rank for of_node in [*by_node.values()][:nodes] for rank in of_node[: wanted // nodes])
+        return chosen, f"-n {wanted}: on {name_ranks(chosen)} of {len(ranks)}; leave it out for all"
+    if wanted < max(possible):
+        nearest = " or ".join(f"-n {each}" for each in sorted(possible, key=lambda each: abs(each - wanted))[:2])
+        raise UsageError(f"-n {wanted}: {_EQUALLY}, of {counted(held.nodes, 'node')} × {held.ranks}. Write {nearest}")
+    there = held.other(held.nodes, -(-wanted // held.nodes))
+    raise UsageError(f"-n {wanted}: {counted(held.nodes, 'node')} × {held.ranks} are held. Leave it out, or {there}")
+
+
+def _in_all(given: Given) -> int:
+    """Return how many ranks of all nodes together a line asks for; 0 when it says nothing of that."""
+    text = given.get(_key(_IN_ALL))
+    return _whole(f"-n {text}", text, 1) if isinstance(text, str) else 0
 
 
 def _found(flag: TorchrunFlag, given: Given, environment: Mapping[str, str]) -> tuple[str, str] | None:
@@ -301,7 +360,8 @@ def _max_restarts(said: str, value: str, held: Held) -> None:
 
 def _local_ranks_filter(said: str, value: str, held: Held) -> None:
     if any(_whole(said, each) >= held.ranks_per_node for each in value.split(",")):
-        raise UsageError(f"{said}: there are {held.ranks} on each node, 0 to {held.ranks_per_node - 1}")
+        known = f", 0 to {held.ranks_per_node - 1}" if held.ranks_per_node > 1 else ": the only one is 0"
+        raise UsageError(f"{said}: each node has {held.ranks}{known}")
 
 
 _PER_NODE = TorchrunFlag(
@@ -353,9 +413,12 @@ IGNORED = (
     TorchrunFlag("--virtual-local-rank", "ignored"),
 )
 """Those of which a line may have any, with a note that names them."""
-FLAGS = (*MEANT, *IGNORED)
+_IN_ALL = TorchrunFlag("--ntasks", "so many ranks of all nodes together, as srun and mpirun count them", "N")
+"""It is none of torchrun's."""
+FLAGS = (*MEANT, *IGNORED, _IN_ALL)
 
-_OF_SHAPE = ("--nnodes", "--nproc-per-node", "--standalone")
+_OF_SHAPE = ("--nnodes", "--nproc-per-node", "--standalone", _IN_ALL.name)
+_EQUALLY = "a script needs equally many ranks on each node"
 NEWEST_TORCH = "2.15"
 ABOUT_UNKNOWN = f". torchrun's flags are known up to torch {NEWEST_TORCH}: leave out what a newer torchrun has besides"
 """What is said of a flag like none of these."""

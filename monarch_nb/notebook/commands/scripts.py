@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from functools import partial
 
-from monarch_nb.client.reservations.taking import environment_option, unset_note
+from monarch_nb.client.reservations.taking import environment_option, has_room, unset_note
 from monarch_nb.client.scripts import torchrun_flags
 from monarch_nb.client.scripts.script import Script
 from monarch_nb.notebook.cells.cell import CellRunner, HowShown
@@ -25,8 +26,16 @@ def run_script(session: Session, cells: CellRunner, parsed: Parsed) -> None:
     """
     how = HowShown.of(parsed)
     mesh = session.mesh(parsed.text("targets"), parsed.text("mesh"))
-    held = torchrun_flags.held_by(mesh, f"%mesh reserve {session.current().name} --replace")
-    launch = torchrun_flags.read(parsed.values, os.environ, held)
+    held_by = partial(
+        torchrun_flags.held_by,
+        reserve=f"%mesh reserve {session.current().name} --replace",
+        room=partial(has_room, session.current().pool, instead=session.current().name),
+    )
+    ranks, note = torchrun_flags.of_all(parsed.values, mesh.ranks, mesh.core.ranks_per_node, held_by(mesh))
+    if note:
+        show(calm_line(note))
+        mesh = mesh.select(ranks)
+    launch = torchrun_flags.read(parsed.values, os.environ, held_by(mesh))
     path, *arguments = parsed.words
     script = launch.script(
         path,

@@ -19,6 +19,7 @@ from monarch_nb.client.advice import here
 from monarch_nb.errors import RankFailure, name_failed, where_besides
 from monarch_nb.ground import escapes
 from monarch_nb.ground.rank_sets import name_ranks
+from monarch_nb.ground.tracebacks import without_library
 from monarch_nb.notebook.output.fold import Fold
 from monarch_nb.notebook.output.html import ansi, mime
 from monarch_nb.notebook.output.html.pieces import (
@@ -177,10 +178,10 @@ def plain_lines(rows: Sequence[Row], ranks: int, colours: bool = False, log: Log
     return "\n".join(_plain_row(row, width, str if colours else escapes.strip, log) for row in _merged(rows))
 
 
-def plain_ending(fold: Fold, show_failures: bool) -> tuple[str, str]:
-    """Return the results as text, to come after all rows, and the failures."""
+def plain_ending(fold: Fold, show_failures: bool, log: LogOf | None = None, *, whole: bool = False) -> tuple[str, str]:
+    """Return the results as text, to come after all rows, and the failures; `whole` leaves no frame out of these."""
     results = result_pieces(folded(fold.results(), fold.without_value()), {})
-    failures = _failures(fold) if show_failures else []
+    failures = _failures(fold, log, whole=whole) if show_failures else []
     return "\n".join(piece.plain for piece in results), "\n".join(piece.plain for piece in failures)
 
 
@@ -481,11 +482,13 @@ def _width(rows: Sequence[Row], ranks: int = 0) -> int:
 # ---- failures, notices ----
 
 
-def _failures(fold: Fold, log: LogOf | None = None) -> list[Piece]:
+def _failures(fold: Fold, log: LogOf | None = None, *, whole: bool = False) -> list[Piece]:
     pieces: list[Piece] = []
     spent = 0
     for ranks, failure in fold.failure_groups():
         title = name_failed(fold.failures[rank] for rank in ranks)
+        if not whole:
+            failure = replace(failure, rendered=without_library(failure.rendered, _command(log)))
         piece = _failure(title, failure, log, full=True)
         if spent + piece.cost > _MAX_FAILURE_BYTES:
             piece = _failure(title, failure, log, full=False)

@@ -437,7 +437,7 @@ class RunView:
                 parts.append(("stderr", notice))
         if self._over and not self._ending_told:
             self._ending_told = True
-            results, failures = plain_ending(self._fold, self._show_failures)
+            results, failures = plain_ending(self._fold, self._show_failures, self._log_of(), whole=self.wants_whole)
             ending: list[tuple[Stream, str]] = [
                 ("stderr", self._told_aside()),
                 ("stdout", results),

@@ -10,7 +10,6 @@ import difflib
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import pairwise
 
 NAME = "NAME"
 SCRIPT = "SCRIPT"
@@ -58,9 +57,9 @@ FLAGS: Mapping[str, tuple[str, ...]] = {
     "--targets": ("--rank",),
     "--nproc-per-node": ("--procs",),
     "--ntasks-per-node": ("--nproc-per-node", "--procs"),
-    "--ntasks": ("--nproc-per-node", "--procs"),
-    "-n": ("--nproc-per-node", "--procs"),
-    "-np": ("--nproc-per-node", "--procs"),
+    "--ntasks": ("--procs",),
+    "-n": ("--ntasks", "--procs"),
+    "-np": ("--ntasks", "--procs"),
     "--procs": ("--nproc-per-node",),
     "--nnodes": ("--nodes",),
     "-N": ("--nnodes", "--nodes"),
@@ -85,10 +84,9 @@ _SAID_OF = {"--procs": "CPU ranks on each node; --gpus is for ranks with a GPU e
 _NO_MAGIC = re.compile(r"(?:Cell magic|Line magic function) `(%+\w+)` not found")
 _OF_SLURM = re.compile("-[pAqCcw]|--(partition|account|qos|constraint|cpus-per-task|nodelist|gres|mem)")
 _STARTERS = re.compile(r"torchrun|python[\d.]*|mpirun|mpiexec|srun|torch\.distributed\.(run|launch)")
-_ON_ALL_NODES = re.compile(r"mpirun|mpiexec|srun")
+_TORCHRUNS = re.compile(r"(.*/)?torchrun|torch\.distributed\.(run|launch)")
+_ON_ALL_NODES = re.compile(r"(.*/)?(mpirun|mpiexec|srun)")
 _PYTHONS_OWN = ("-u",)
-_COUNTED_IN_ALL = ("-n", "-np", "--ntasks")
-"""Flags of srun and mpirun that count the processes of all nodes together."""
 _RANKS = re.compile(r"\d|\w+=")
 _VARIABLE = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 _SHELLS = re.compile(r"[\d&]?>>?(?!=).*|<|\|\|?|&&?|;")
@@ -115,7 +113,6 @@ def as_here(words: Iterable[str], takes: Mapping[str, bool]) -> tuple[list[str],
         ['train.py', '-r', '1']
     """
     pending, read, notes, starters = [*words][::-1], list[str](), list[str](), list[str]()
-    in_all = ""
     is_program = any(each in takes for each in _PROGRAMS)
     while pending:
         word = pending.pop()
@@ -130,8 +127,6 @@ def as_here(words: Iterable[str], takes: Mapping[str, bool]) -> tuple[list[str],
             read.append(f"{here}{equals}{value}")
             if takes.get(here.replace("_", "-")) and not equals and pending:
                 read.append(pending.pop())
-            if spelling in _COUNTED_IN_ALL and starters and _ON_ALL_NODES.fullmatch(os.path.basename(starters[-1])):
-                in_all = here
             if here != spelling and (said := _SAID_OF.get(here)):
                 notes.append(f"{spelling} is {here} here: {said}")
         elif word == "--" or (is_program and SCRIPT not in takes):
@@ -139,29 +134,34 @@ def as_here(words: Iterable[str], takes: Mapping[str, bool]) -> tuple[list[str],
         elif not is_program:
             read.append(word)
         elif _STARTERS.fullmatch(os.path.basename(word)) and "--no-python" not in read:
-            starters.append(word)
             if read[-1:] in (["-m"], ["--module"]):
                 read.pop()
+            if _TORCHRUNS.fullmatch(word) and any(_ON_ALL_NODES.fullmatch(each) for each in starters):
+                read = _of_torchruns(read)
+            starters.append(word)
         elif _VARIABLE.fullmatch(word) and "--env" in takes:
             read += ["--env", word]
         else:
             read += [word, *pending[::-1]]
             break
-    if in_all:
-        _divide(read, in_all)
     if starters:
         notes.append(f"{' '.join(starters)} is left out: run starts the script itself")
     return read, notes
 
 
-def _divide(read: list[str], flag: str) -> None:
-    """What counts the processes of all nodes becomes those of each, where it is said how many nodes there are."""
-    at = next(at for at, word in enumerate(read) if word.partition("=")[0] == flag)
-    nodes = next((after for word, after in pairwise(read) if word in ("--nnodes", "--nodes")), "")
-    nodes = nodes or next((word.partition("=")[2] for word in read if word.startswith(("--nnodes=", "--nodes="))), "1")
-    total = read[at].partition("=")[2] or (read[at + 1] if at + 1 < len(read) else "")
-    if nodes.isdigit() and total.isdigit() and int(nodes) and not int(total) % int(nodes):
-        read[at : at + 1 if "=" in read[at] else at + 2] = [flag, str(int(total) // int(nodes))]
+def _of_torchruns(read: list[str]) -> list[str]:
+    """Return what flags of srun and mpirun say whose processes are torchruns, one on each node."""
+    kept = list[str]()
+    pending = read[::-1]
+    while pending:
+        flag, equals, value = (word := pending.pop()).partition("=")
+        if flag not in ("--ntasks", "--nproc-per-node"):
+            kept.append(word)
+            continue
+        value = value if equals or not pending else pending.pop()
+        if flag == "--ntasks" and not any(each.startswith("--nnodes") for each in read):
+            kept += ["--nnodes", value]
+    return kept
 
 
 def _flag_here(spelling: str, takes: Mapping[str, bool]) -> str:

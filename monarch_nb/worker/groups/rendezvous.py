@@ -117,7 +117,8 @@ class Rendezvous:
         query = dict(parse_qsl(urlparse(url).query))
         rank, world_size = (int(query.get(name.lower()) or _environment(name)) for name in ("RANK", "WORLD_SIZE"))
         if not 0 <= rank < world_size:
-            raise ValueError(f"no rank {rank} in a world of {world_size}: ranks are 0 to {world_size - 1}")
+            known = f"ranks are 0 to {world_size - 1}" if world_size > 1 else "the only rank is 0"
+            raise ValueError(f"no rank {rank} in a world of {world_size}: {known}")
         address, name, follows = self._choose_store()
         store = self._connect(address, follows, timeout)
         part = self.part_here()

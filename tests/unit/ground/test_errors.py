@@ -85,7 +85,7 @@ class TestRunFailed:
 
     def test_equal_failures_are_one_group_and_shown_once(self) -> None:
         class Run:
-            ranks, mesh = range(8), SimpleNamespace(flag=" --mesh judges")
+            number, ranks, mesh = 3, range(8), SimpleNamespace(flag=" --mesh judges")
 
         assert [ranks for ranks, _ in self.failed().groups()] == [[0, 1, 2, 6], [4]]
         first = str(self.failed()).splitlines()[0]
@@ -138,6 +138,17 @@ class TestRunFailed:
         ]
         assert failed.failures[0].traceback == "Traceback\nE: e"
         assert "\x1b[31mTraceback\x1b[0m" in failed._render_traceback_(), "a notebook shows the colours"
+
+    def test_a_cell_shows_the_users_frames_and_one_line_for_those_of_packages(self) -> None:
+        module = "\x1b[36mFile /env/lib/python3.11/site-packages/torch/nn/modules/module.py:1778\x1b[39m, in call(x)"
+        frames = [f"{module}\n-> 1778 call()\n", "File /usr/lib/python3.11/contextlib.py:81, in inner()\n---> 81 f()\n"]
+        users = "E  Traceback\nCell In[7], line 2\n----> 2 model(x)\n"
+        rendered = "\n".join([users, *frames, *frames, "File train.py:41, in loss\n---> 41 f()\n", module, "\nE: e"])
+        failed = RunFailed(failures=[RankFailure(0, "node0", "error", "E", "e", rendered, "train.py:41")])
+        folded = "… 4 frames in contextlib, torch (`%mesh logs` has them)"
+        kept = [users.rstrip(), folded, "File train.py:41, in loss\n---> 41 f()", module, "E: e"]
+        assert "\n".join(failed._render_traceback_()[1:]) == "\n\n".join(kept)
+        assert str(failed).count("contextlib.py") == 2, "a script's log has all"
 
     def test_where_ranks_were_is_told_once_and_of_many_nodes_some(self) -> None:
         died = [RankFailure(rank, f"node{rank}", "died", "RankDied", "killed") for rank in range(10)]
@@ -233,7 +244,7 @@ def test_who_raised_and_lives_on_can_be_looked_into() -> None:
     odd = RankFailure(2, "node0", "error", "SyntaxError", "incomplete input", rendered="  x = (", where="cell 1:1")
     after = RankFailure(3, "node0", "error", "ProcessGroupAborted", "rank 1 failed", rendered="Traceback …")
     failed = RunFailed(
-        failures=[pushed, raised, odd, after], run=SimpleNamespace(ranks=(0, 1, 2, 3), mesh=Mock(flag=""))
+        failures=[pushed, raised, odd, after], run=SimpleNamespace(number=3, ranks=(0, 1, 2, 3), mesh=Mock(flag=""))
     )
     assert "debug" not in "\n".join(failed._render_traceback_())
     failed.is_held = True
@@ -242,11 +253,13 @@ def test_who_raised_and_lives_on_can_be_looked_into() -> None:
     shallow = replace(raised, rendered="ZeroDivisionError  Traceback\nCell In[3], line 1\n----> 1 1 / 0")
     deep = replace(raised, rendered=f"{shallow.rendered}\nFile a.py:3, in f()\n----> 3 1 / 0")
     for failure, is_looked_into in ((shallow, False), (deep, True)):
-        failed = RunFailed(failures=[failure], run=SimpleNamespace(ranks=(1,), mesh=Mock(flag="")))
+        failed = RunFailed(failures=[failure], run=SimpleNamespace(number=3, ranks=(1,), mesh=Mock(flag="")))
         failed.is_held = True
         assert ("debug" in "\n".join(failed._render_traceback_())) == is_looked_into
     for name in ("SystemExit", "StdinNotImplementedError", "MeshMismatch", "ModuleNotFoundError"):
-        failed = RunFailed(failures=[replace(raised, name=name)], run=SimpleNamespace(ranks=(1,), mesh=Mock(flag="")))
+        failed = RunFailed(
+            failures=[replace(raised, name=name)], run=SimpleNamespace(number=3, ranks=(1,), mesh=Mock(flag=""))
+        )
         failed.is_held = True
         assert "debug" not in "\n".join(failed._render_traceback_()), "the message says everything"
 
@@ -256,7 +269,7 @@ def test_who_has_no_group_reads_what_to_call_first_and_last() -> None:
     said = str(NoProcessGroup())
     rendered += f"NoProcessGroup: {said}"
     without = [RankFailure(rank, "node0", "error", "NoProcessGroup", said, rendered=rendered) for rank in (0, 1)]
-    failed = RunFailed(failures=without, run=SimpleNamespace(ranks=(0, 1), mesh=Mock(flag="")))
+    failed = RunFailed(failures=without, run=SimpleNamespace(number=3, ranks=(0, 1), mesh=Mock(flag="")))
     failed.is_held = True
     lines = [strip(line) for line in failed._render_traceback_()]
     assert lines[0] == f"ranks 0-1 (node0): {said}"
@@ -266,7 +279,7 @@ def test_who_has_no_group_reads_what_to_call_first_and_last() -> None:
 
 def test_a_remedy_is_the_last_line() -> None:
     unknown = RankFailure(0, "node0", "error", "NameError", "name 'lr' is not defined", rendered="Traceback …")
-    failed = RunFailed(failures=[unknown], run=SimpleNamespace(ranks=(0,), mesh=Mock(flag="")))
+    failed = RunFailed(failures=[unknown], run=SimpleNamespace(number=3, ranks=(0,), mesh=Mock(flag="")))
     failed.is_held, failed.remedy = True, "%mesh push lr"
     assert failed._render_traceback_()[-1] == "%mesh push lr"
     assert "debug" not in "\n".join(failed._render_traceback_())

@@ -93,5 +93,7 @@ class TestTargets:
             parse_targets("0;1", EXTENT)
         with pytest.raises(TargetError, match=r"no rank 9.*0 to 7"):
             parse_targets("3-9", EXTENT)
+        with pytest.raises(TargetError, match=r"no rank 1: the only rank of this mesh is 0$"):
+            parse_targets("1", Extent({"hosts": 1, "procs": 1}))
         with pytest.raises(TargetError, match=r"'gpus'.*hosts, procs"):
             parse_targets("gpus=0", EXTENT)

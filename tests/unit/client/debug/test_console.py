@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -80,3 +81,12 @@ def test_a_word_that_no_rank_knows_is_answered_with_the_nearest_command() -> Non
 
 def test_ctrl_c_ends_only_the_waiting_for_answers() -> None:
     assert typed("n") == ["not waited for: ranks go on executing it; list shows where they are\n"]
+
+
+def test_after_the_end_of_a_run_nothing_is_said_to_go_on() -> None:
+    debugger: Any = FakeDebugger()
+    debugger.there = [replace(STOP, post_mortem=True, run_id="")]
+    debugger.continue_all = lambda: [debugger.there.pop()]
+    shown: list[str] = []
+    assert Console(debugger, lambda _: "c", shown.append, lambda _: None).run() == "continued"
+    assert shown == ["the error on rank 0 is left: its run has ended, and nothing goes on\n"]

@@ -37,6 +37,10 @@ def test_a_throughput_from_an_amount() -> None:
     assert [row.throughput for row in of.rows] == [500, 1000]
     assert efficiencies(of) == [1.0, 1.0]
     assert of.unit == "tokens/s"
+    assert "more than 100 %" not in str(of)
+    assert "more than 100 %: 1 rank began cold (import in an earlier cell), or each rank told the tokens of all" in str(
+        report(Plan((1, 2), "tokens"), {1: 2.0, 2: 0.5})
+    )
 
 
 def test_the_smallest_that_succeeded_is_what_others_are_compared_with() -> None:

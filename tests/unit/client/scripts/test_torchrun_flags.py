@@ -1,12 +1,25 @@
 """What torchrun's flags mean for ranks that are held: what is ignored is named."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from monarch_nb.client.scripts.script import Script
-from monarch_nb.client.scripts.torchrun_flags import FLAGS, Given, Held, Launch, Node, asked_shape, held_by, read
+from monarch_nb.client.scripts.torchrun_flags import (
+    FLAGS,
+    Given,
+    Held,
+    Launch,
+    Node,
+    asked_shape,
+    held_by,
+    held_in,
+    of_all,
+    read,
+)
 from monarch_nb.errors import UsageError
 
 TWO_BY_FOUR = Held(nodes=2, ranks_per_node=4, reserve="%mesh reserve dev --replace")
@@ -42,7 +55,7 @@ CONTRADICTIONS = [
     ({"nnodes": "4", "nproc_per_node": "1"}, "--nnodes 4: .*--nodes 4 --procs 1 holds that many"),
     ({"nnodes": "1", "nproc_per_node": "2"}, "--nnodes 1: .*-t hosts=0:1,procs=0:2 chooses that many"),
     ({"standalone": True}, "--standalone means one node, and 2 are held. Leave it out, or -t hosts=0:1 chooses"),
-    ({"local_ranks_filter": "0,4"}, "4 CPU ranks on each node, 0 to 3"),
+    ({"local_ranks_filter": "0,4"}, "each node has 4 CPU ranks, 0 to 3"),
 ]
 
 
@@ -50,6 +63,39 @@ CONTRADICTIONS = [
 def test_what_contradicts_says_what_to_do(given: Given, said: str) -> None:
     with pytest.raises(UsageError, match=said):
         read(given, {}, TWO_BY_FOUR)
+
+
+@pytest.mark.parametrize(
+    ("given", "ranks", "chosen"),
+    [
+        ({}, range(8), range(8)),
+        ({"ntasks": "8"}, range(8), range(8)),
+        ({"ntasks": "2"}, range(8), [0, 1]),
+        ({"ntasks": "2", "nnodes": "2"}, range(8), [0, 4]),
+        ({"ntasks": "6"}, range(8), [0, 1, 2, 4, 5, 6]),
+        ({"ntasks": "1"}, [5, 6], [5]),
+        ({"ntasks": "7"}, range(8), "-n 7: a script needs equally many .* 2 nodes × 4 CPU ranks. Write -n 6 or -n 8$"),
+        ({"ntasks": "0"}, range(8), "-n 0: give a whole number of at least 1"),
+        ({"ntasks": "16"}, range(8), "-n 16: .* are held. Leave it out, or %mesh .* --nodes 2 --procs 8 holds that"),
+    ],
+    ids=str,
+)
+def test_ranks_that_are_counted_in_all(given: Given, ranks: Sequence[int], chosen: Sequence[int] | str) -> None:
+    held = held_in(ranks, 4, "procs", "%mesh reserve dev --replace")
+    if isinstance(chosen, str):
+        with pytest.raises(UsageError, match=chosen):
+            of_all(given, ranks, 4, held)
+        return
+    found, note = of_all(given, ranks, 4, held)
+    assert list(found) == list(chosen)
+    assert bool(note) == (len(found) < len(ranks))
+
+
+def test_no_shape_is_named_that_the_pool_can_not_have() -> None:
+    full = replace(TWO_BY_FOUR, room=lambda nodes, each, kind: (nodes, each, kind) < (2, 8, "procs"))
+    said = "Leave it out, or write --nnodes 2 --nproc-per-node 4: the pool has no room for 2 nodes × 8 CPU ranks$"
+    with pytest.raises(UsageError, match=said):
+        read({"nproc_per_node": "8"}, {}, full)
 
 
 UNREADABLE = [
@@ -155,12 +201,15 @@ def test_what_is_held_is_what_was_chosen() -> None:
         ({"nnodes": "1:4", "nproc_per_node": "gpu"}, 8, (1, "gpus", 8)),
         ({"standalone": True, "nproc_per_node": "auto"}, 0, (1, "procs", 12)),
         ({"nproc_per_node": "cpu"}, 8, (1, "procs", 12)),
+        ({"ntasks": "4", "nnodes": "2"}, 0, (2, "procs", 2)),
+        ({"ntasks": "16"}, 8, (2, "gpus", 8)),
+        ({"ntasks": "25"}, 0, (1, "procs", 25)),
     ],
 )
 def test_where_nothing_is_held_a_line_of_torchrun_says_what_to_reserve(
     given: Given, gpus: int, shape: tuple[int, str, int] | None
 ) -> None:
-    assert asked_shape(given, {}, lambda: Node(procs=12, gpus=gpus)) == shape
+    assert asked_shape(given, {}, lambda: Node(procs=12, gpus=gpus, nodes=2)) == shape
 
 
 def test_the_environment_says_it_too_and_what_is_not_there_is_refused() -> None:
