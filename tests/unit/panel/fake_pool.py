@@ -77,6 +77,9 @@ class FakePool(LocalProvisioner):
     def nodes(self, *, pool: str = "local") -> list[Node]:
         return [Node(fake.found, Path("/nowhere"), fake.address, 1 if fake.alive else None) for fake in self.fakes]
 
+    def heal(self, *_: object, **__: object) -> None:
+        """Its nodes stay as they are."""
+
     def connection_to(self, node: Node) -> FakeNode:
         return next(fake for fake in self.fakes if fake.found == node.node_id)
 
