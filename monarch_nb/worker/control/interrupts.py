@@ -287,6 +287,7 @@ class ActiveRun(Activity):
         began: when: what began later belongs to it.
         has_status: its value is the exit status of a program, also when that failed.
         forced: the exception was forced on the main thread.
+        takes_signal: the handler finds out whose signal it was called for.
     """
 
     def __init__(self, run_id: str, *, is_script: bool = False, has_status: bool = False) -> None:
@@ -294,18 +295,28 @@ class ActiveRun(Activity):
         super().__init__(run_id=run_id, thread=main, makes_another=not is_script)
         self.is_script, self.has_status = is_script, is_script or has_status
         self.began = children.Moment.now()
-        self.forced = False
-
-    @property
-    def was_left_alone(self) -> bool:
-        """Whether we have sent it no signal."""
-        return self.requested_at is None and self.abort is None
+        self.forced = self.takes_signal = self._is_poked = False
+        self._sending = threading.RLock()
 
     def native_thread(self) -> int:
         return os.getpid()  # Python 3.11 keeps the main thread's native_id of before the fork
 
-    def poke(self) -> None:
-        signal.pthread_kill(self.thread, signal.SIGINT)
+    def poke(self, *, for_own_handler: bool = False) -> None:
+        with self._sending:
+            self._is_poked = not for_own_handler
+            signal.pthread_kill(self.thread, signal.SIGINT)
+
+    def was_poked(self) -> bool:
+        """Return whether the handler is called for a signal of ours. None is on its way then: the next one, which may
+        come at any time, is of user code's own."""
+        self.takes_signal = True
+        try:
+            with self._sending:
+                _nothing()  # where Python calls the handler for what was sent since it was called
+                was_poked, self._is_poked = self._is_poked, False
+        finally:
+            self.takes_signal = False
+        return was_poked
 
 
 class Interrupter:
@@ -437,7 +448,7 @@ class Interrupter:
             if not active.delivered:
                 active.deliver()
                 active.is_still()  # from now on
-                self._poke(active)
+                self._poke(active, for_own_handler=True)
             return False
         waited_s = active.waited_s()
         if waited_s >= PRESS_INTERVAL_S and active.run_id:  # a save uses no groups, and must cost none
@@ -461,10 +472,10 @@ class Interrupter:
         if active.forced:
             raise_in_thread(active.thread, None)
 
-    def _poke(self, active: ActiveRun) -> None:
+    def _poke(self, active: ActiveRun, *, for_own_handler: bool = False) -> None:
         with self._forcing:
             if self.active is active:  # else the next run would take it for an interrupt of its own
-                active.poke()
+                active.poke(for_own_handler=for_own_handler)
 
     def _force(self, active: ActiveRun) -> None:
         with self._forcing:
@@ -476,11 +487,14 @@ class Interrupter:
         if os.getpid() != self._pid:
             raise KeyboardInterrupt  # a forked child of the user's
         active = self.active
-        if active is None or any(is_ours(outwards(frame)) for is_ours in _NOT_NOW):
+        if active is None or active.takes_signal:
+            return
+        was_poked = active.was_poked()
+        if any(is_ours(outwards(frame)) for is_ours in _NOT_NOW):
             return
         if active.is_due and self._runs_user_code(frame):
             raise active.take_due()
-        if active.was_left_alone and self._runs_user_code(frame):
+        if not was_poked and self._runs_user_code(frame):
             raise KeyboardInterrupt  # of user code's own, as of a watchdog that calls interrupt_main()
         if active.requested_at is None or active.delivered:
             return
@@ -521,6 +535,10 @@ class Interrupter:
 def _call_between(function: Callable[[], None]) -> None:
     """An interrupt may raise in there, as in user code."""
     function()
+
+
+def _nothing() -> None:
+    """Do nothing."""
 
 
 def raise_in_thread(thread: int, error: type[BaseException] | None) -> None:

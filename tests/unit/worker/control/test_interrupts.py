@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
 
 import pytest
 
 from monarch_nb.worker.control import interrupts as activities_module
 from monarch_nb.worker.control.interrupts import ActiveRun, Activities, Activity, Interrupter
+from monarch_nb.worker.shell.failures import RunInterrupted
 from monarch_nb.worker.user_code import UserCode
 
 
@@ -24,8 +25,8 @@ class Run(ActiveRun):
     def frame(self) -> FrameType | None:
         return self.place
 
-    def poke(self) -> None:
-        self.pokes += 1
+    def poke(self, *, for_own_handler: bool = False) -> None:
+        self.pokes += for_own_handler
 
 
 class Watched(Activities):
@@ -76,3 +77,25 @@ def test_a_handler_is_told_and_a_collective_that_keeps_python_from_calling_it_is
     run.place = another
     assert interrupter.request("1")
     assert (activities.freed, run.pokes) == ([run], 2), "the handler was called since: it is told once more"
+
+
+@pytest.mark.usefixtures("own_handler")
+def test_a_signal_of_ours_that_comes_late_is_none_and_one_that_user_code_sends_itself_counts() -> None:
+    interrupter, _ = begun(Activities(), here())
+    run = ActiveRun("1")
+    interrupter.begin(run)
+    interrupter.install()
+
+    def raised(send: Callable[[], object]) -> type[BaseException] | None:
+        try:
+            activities_module._call_between(send)
+        except KeyboardInterrupt as error:
+            return type(error)
+        return None
+
+    def own() -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    sent = (own, lambda: interrupter.request("1"), run.poke, own, run.poke, own)
+    expected = [KeyboardInterrupt, RunInterrupted, None, KeyboardInterrupt, None, KeyboardInterrupt]
+    assert [raised(send) for send in sent] == expected
