@@ -61,6 +61,7 @@ _MAKERS: dict[type, Callable[[Any], Any]] = {
     Cached: _reduce_cached,
     typing.NewType: lambda value: (typing.NewType, (value.__name__, value.__supertype__), vars(value)),
     typing.ParamSpec: lambda value: (typing.ParamSpec, (value.__name__,)),
+    typing.TypeVarTuple: lambda value: (typing.TypeVarTuple, (value.__name__,)),
 }
 
 
@@ -109,8 +110,12 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         torch: Any = sys.modules.get("torch.storage")
         if torch is not None and type(value) in (torch.TypedStorage, torch.UntypedStorage):
             return _reduce_storage(value)
-        wrapper = reduce_wrapper(value)
-        return super().reducer_override(value) if wrapper is NotImplemented else wrapper
+        if (wrapper := reduce_wrapper(value)) is not NotImplemented:
+            return wrapper
+        reduced = super().reducer_override(value)
+        if reduced is not NotImplemented and typing.is_typeddict(value):
+            return _reduce_typed_dict(value, *reduced)
+        return reduced
 
 
 def _reduce_code(code: CodeType) -> Any:
@@ -119,6 +124,13 @@ def _reduce_code(code: CodeType) -> Any:
     make, arguments = _REDUCE_CODE(code)
     name = "".join(code.co_filename)  # a string of its own, as cloudpickle's: equal pickles for equal code
     return make, tuple(name if each == "<dynamic-code>" else each for each in arguments)
+
+
+def _reduce_typed_dict(value: type, make: Any, arguments: tuple[Any, ...], *state: Any) -> Any:
+    """As cloudpickle, which takes `dict` for the base where Python 3.11 has kept none: what a call has made, and what
+    extends another one."""
+    bases = vars(value).get("__orig_bases__", (typing.TypedDict,))
+    return make, (*arguments[:2], bases, *arguments[3:]), *state
 
 
 def _reduce_storage(storage: Any) -> Any:

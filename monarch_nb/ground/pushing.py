@@ -14,7 +14,7 @@ import io
 import pickle
 import sys
 from collections.abc import Callable, Mapping
-from types import CodeType, FunctionType
+from types import CodeType, FunctionType, MemberDescriptorType
 from typing import Any
 
 from monarch_nb.ground.code_names import Sources, remember_sources, sources_of
@@ -67,7 +67,8 @@ class PushPickler(Pickler):
             pickle.PicklingError: it would be looked up by a name of `__main__`, which the receiver may not have.
         """
         reduced = super().reducer_override(value)
-        if reduced is NotImplemented and id(value) in self._globals and type(value) not in self.dispatch_table:
+        is_global = id(value) in self._globals and not isinstance(value, (type, FunctionType))
+        if reduced is NotImplemented and is_global and type(value) not in self.dispatch_table:
             reduced = value.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
             if isinstance(reduced, str) and pickle.whichmodule(value, reduced) == "__main__":  # type: ignore[attr-defined]
                 raise pickle.PicklingError("it pickles only by its name")
@@ -165,11 +166,18 @@ def _set_state(made: type, state: tuple[Callable[[type, Any], object], Any]) -> 
 
 def _fingerprint(kind: type) -> object:
     """Return what is equal for classes whose bodies are: code wherever it stood, and plain values."""
-    members = {name: _print_of(value) for name, value in vars(kind).items() if name not in _OF_A_PLACE}
+    members = {
+        name: _print_of(value)
+        for name, value in vars(kind).items()
+        if name not in _OF_A_PLACE and type(value) is not MemberDescriptorType  # of __slots__, which cloudpickle drops
+    }
     return [base.__qualname__ for base in kind.__bases__], members
 
 
-_OF_A_PLACE = ("__dict__", "__weakref__", "__firstlineno__", "__static_attributes__", "__annotate_func__", "_abc_impl")
+_OF_A_PLACE = (
+    *("__dict__", "__weakref__", "__firstlineno__", "__static_attributes__", "__annotate_func__", "_abc_impl"),
+    "__orig_bases__",
+)
 
 
 _WRAPPERS = (

@@ -30,7 +30,8 @@ def pack_variables(variables: Mapping[str, Any]) -> list[bytes | memoryview]:
             if not new:
                 for name, value in variables.items():
                     if why := _why_not(value):
-                        raise PickleError(f"{name} {why}; build it on the ranks instead", name) from error
+                        others = ", and push the others without it" if len(variables) > 1 else ""
+                        raise PickleError(f"{name} {why}; build it on the ranks instead{others}", name) from error
                 raise PickleError(f"can not be pickled: {error}") from error
 
 

@@ -7,10 +7,12 @@ import inspect
 import linecache
 import sys
 import types
+import typing
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+from cloudpickle import cloudpickle
 
 from monarch_nb.client.runs.packing import pack_variables
 from monarch_nb.errors import PickleError
@@ -59,12 +61,13 @@ class Mains:
         name = f"<cell {hash(code)}>"
         linecache.cache[name] = len(code), None, code.splitlines(keepends=True), name
         self._patch.setitem(sys.modules, "__main__", main)
-        exec(compile(code, name, "exec"), vars(main))
+        exec(compile(code, name, "exec", dont_inherit=True), vars(main))
 
     def push(self, *names: str, **values: Any) -> Any:
         """Push variables of the notebook, or others; return the rank's namespace."""
         self._patch.setitem(sys.modules, "__main__", self.here)
         data = b"".join(pack_variables({name: vars(self.here)[name] for name in names} | values))
+        cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID.clear()  # a rank does not know the notebook's classes
         self._patch.setitem(sys.modules, "__main__", self.there)
         vars(self.there).update(unpack_pickle(bytearray(data)))
         return self.there
@@ -168,15 +171,22 @@ def test_a_class_whose_wrapped_method_was_edited_is_another_one(mains: Mains, wr
         ("class Kind(enum.IntFlag): A = 1", "class Kind(enum.IntFlag): A = 2"),
         ("class Kind(enum.StrEnum): A = 'a'", "class Kind(enum.StrEnum): A = 'b'"),
         ("class Kind: A = [1, {2: (3,)}]", "class Kind: A = [1, {2: (4,)}]"),
+        ("class Kind(Generic[T]): A = 1", "class Kind(Generic[T]): A = 2"),
+        ("class Kind(Protocol[T]): A = 1", "class Kind(Protocol[T]): A = 2"),
+        ("class Kind(NamedTuple): A: int = 1", "class Kind(NamedTuple): A: int = 2"),
+        ("Kind = TypedDict('Kind', {'A': int})", "class Kind(TypedDict): B: int"),
+        ("@dataclass(slots=True)\nclass Kind: A: int", "@dataclass(slots=True)\nclass Kind: B: int"),
     ],
 )
 def test_a_class_whose_values_were_edited_is_another_one(mains: Mains, before: str, after: str) -> None:
     pushed = []
     for code in (before, before, after):
-        mains.define(mains.here, f"import enum\n{code}")
+        lines = "import enum\nfrom dataclasses import dataclass\nfrom typing import *\nT = TypeVar('T')"
+        mains.define(mains.here, f"{lines}\n{code}")
         pushed.append(mains.push("Kind").Kind)
     assert pushed[0] is pushed[1]
-    assert repr(pushed[2].A) == repr(mains.here.Kind.A)  # type: ignore[attr-defined]
+    assert pushed[2] is not pushed[1]
+    assert repr(getattr(pushed[2], "A", "")) == repr(getattr(mains.here.Kind, "A", ""))  # type: ignore[attr-defined]
 
 
 def test_an_array_may_have_the_name_of_a_class(mains: Mains) -> None:
@@ -190,8 +200,10 @@ def test_what_can_not_be_pickled_is_the_ranks_own_or_missed(mains: Mains) -> Non
     assert "locked" not in vars(mains.there)
     mains.define(mains.there, "import threading\nlock = threading.Lock()")
     assert mains.push("locked").locked() == 5
-    with pytest.raises(PickleError, match=r"^lock \(lock\) can not be pickled: .*; build it on the ranks instead"):
-        mains.push("lock")
+    with pytest.raises(
+        PickleError, match=r"^lock \(lock\) can not be pickled: .*; build it on the ranks instead, and push the"
+    ):
+        mains.push("lr", "lock")
 
 
 def test_only_what_can_not_be_pickled_itself_is_missed(mains: Mains) -> None:
@@ -210,7 +222,8 @@ def test_source_comes_along(mains: Mains, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 WRAPPED = """
-import functools, typing
+import dataclasses, functools, typing
+from typing import Generic, NamedTuple, Protocol, TypedDict, TypeVarTuple, Unpack, runtime_checkable
 lr = 0.1
 @functools.lru_cache(maxsize=7)
 def cached(x): return x * lr + rank
@@ -256,6 +269,24 @@ def typed(function: typing.Callable[P, T]) -> typing.Callable[P, T]:
     return wrapper
 @typed
 def of_typed(x): return x * lr
+@dataclasses.dataclass
+class Box(Generic[T]):
+    x: T
+    def twice(self) -> T: return self.x * 2 * lr
+box = Box[int](3)
+Many = TypeVarTuple("Many")
+class Boxes(Generic[Unpack[Many]]): pass
+@runtime_checkable
+class Twice(Protocol[T]):
+    def twice(self) -> T: ...
+class Point(NamedTuple):
+    x: int
+    y: int = 3
+    def sum(self) -> float: return self.x + self.y + lr
+point = Point(1)
+Called = TypedDict("Called", {"a": int})
+class Config(Called, total=False): b: Point
+def of_types(p: Point = point, c: Config | None = None) -> Box[Point]: return Box(p), Config(a=1, b=p)
 """
 
 
@@ -276,6 +307,11 @@ def of_typed(x): return x * lr
         ("Method", lambda there: there.Method().go()),
         ("of_typed typed", lambda there: (there.of_typed(2), there.typed(len)("four"))),
         ("of_key", lambda there: (there.of_key(), there.Key.__supertype__)),
+        ("box Box Boxes", lambda there: (there.box.twice(), type(there.box) is there.Box, str(there.Boxes[int]))),
+        ("Twice box", lambda there: (isinstance(there.box, there.Twice), isinstance(3, there.Twice))),
+        ("Point point", lambda there: (there.point.sum(), there.point == there.Point(1), there.Point(y=1, x=2))),
+        ("Config", lambda there: (there.Config(a=1), typing.get_type_hints(there.Config).keys())),
+        ("of_types", lambda there: (str(there.of_types()), str(typing.get_type_hints(there.of_types)))),
     ],
 )
 def test_what_wraps_a_function_arrives_as_a_cell_would_define_it(
