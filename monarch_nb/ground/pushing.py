@@ -14,7 +14,7 @@ import io
 import pickle
 import sys
 from collections.abc import Callable, Mapping
-from types import CodeType, FunctionType, MemberDescriptorType
+from types import CellType, CodeType, FunctionType, MemberDescriptorType
 from typing import Any
 
 from monarch_nb.ground.code_names import Sources, remember_sources, sources_of
@@ -54,6 +54,7 @@ class PushPickler(Pickler):
         self.globals_ref[id(self._main)] = _Namespace()  # where cloudpickle looks up what becomes a function's globals
         self._variables, self._left_out, self._needed = variables, left_out, needed
         self._files: dict[str, FunctionType] = {}
+        self._cells: dict[int, _Lazily] = {}
         self._globals = {id(value) for value in self._main.values()}
 
     def dump_variables(self) -> None:
@@ -89,6 +90,14 @@ class PushPickler(Pickler):
             self._needed.update({name: value for name, value in own.items() if name not in self._variables})
             needed = {name: self._variables.get(name, own[name]) for name in own if name not in self._left_out}
         return make, arguments, (set_state, (attributes, slots), needed), None, None, _set_function_state
+
+    def _function_getnewargs(self, function: FunctionType) -> Any:
+        """As cloudpickle's, but functions that share a variable go on to share it."""
+        code, own, name, defaults, closure = super()._function_getnewargs(function)
+        if closure is not None:
+            cells = function.__closure__ or ()
+            closure = tuple(self._cells.setdefault(id(each), _Lazily(lambda: (CellType, ()))) for each in cells)
+        return code, own, name, defaults, closure
 
     def _missed(self) -> Any:
         return dict, ({name: why for name, why in self._left_out.items() if name in self._needed},)

@@ -269,6 +269,12 @@ def typed(function: typing.Callable[P, T]) -> typing.Callable[P, T]:
     return wrapper
 @typed
 def of_typed(x): return x * lr
+def counter():
+    count = 0
+    def count_up(): nonlocal count; count += 1
+    def counted(): return count, count_up
+    return count_up, counted
+count_up, counted = counter()
 @dataclasses.dataclass
 class Box(Generic[T]):
     x: T
@@ -307,6 +313,7 @@ def of_types(p: Point = point, c: Config | None = None) -> Box[Point]: return Bo
         ("Method", lambda there: there.Method().go()),
         ("of_typed typed", lambda there: (there.of_typed(2), there.typed(len)("four"))),
         ("of_key", lambda there: (there.of_key(), there.Key.__supertype__)),
+        ("count_up counted", lambda there: (there.count_up(), there.counted()[1](), there.counted()[0])),
         ("box Box Boxes", lambda there: (there.box.twice(), type(there.box) is there.Box, str(there.Boxes[int]))),
         ("Twice box", lambda there: (isinstance(there.box, there.Twice), isinstance(3, there.Twice))),
         ("Point point", lambda there: (there.point.sum(), there.point == there.Point(1), there.Point(y=1, x=2))),
