@@ -41,6 +41,7 @@ _OWN_THREADS = "monarch_nb"
 INTERRUPTED = 128 + signal.SIGINT
 TRACKER_S = gap(2.0)
 """A process that the program has left behind may keep multiprocessing's from ending: it is waited for no longer."""
+MAIN_HAS_ANNOTATIONS_BEFORE_PYTHON_3_14 = sys.version_info < (3, 14)
 _OUTPUT_LOST = 120
 """What Python ends with when standard output or error can not be written."""
 
@@ -274,6 +275,8 @@ def call(function: Callable[..., Any], *arguments: Any) -> Any:
 def _main_module(**attributes: Any) -> ModuleType:
     main = ModuleType("__main__")
     vars(main).update(attributes, __builtins__=builtins)
+    if MAIN_HAS_ANNOTATIONS_BEFORE_PYTHON_3_14:
+        main.__annotations__ = {}
     return main
 
 

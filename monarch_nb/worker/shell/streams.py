@@ -412,6 +412,7 @@ class RunStream(_Lasting, io.TextIOBase):
     encoding = "utf-8"
     errors = "backslashreplace"
     line_buffering = True
+    write_through = True
     mode = "w"
 
     def __init__(self, kind: int) -> None:

@@ -6,9 +6,8 @@ import os
 import sys
 
 first = sys.stdout
-wrapper = sys.stdout = io.TextIOWrapper(first.buffer, encoding="utf-8", errors="replace")
-print("wrapped café")
-sys.stdout.flush()
+wrapper = sys.stdout = io.TextIOWrapper(first.buffer, encoding="utf-8", errors="replace", write_through=first.write_through)
+print("wrapped café", first.write_through)
 sys.stdout = codecs.getwriter("utf-8")(first.buffer)
 print("written by a codec ✓")
 sys.stdout.flush()
