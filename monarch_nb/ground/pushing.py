@@ -185,7 +185,7 @@ def _fingerprint(kind: type) -> object:
 
 _OF_A_PLACE = (
     *("__dict__", "__weakref__", "__firstlineno__", "__static_attributes__", "__annotate_func__", "_abc_impl"),
-    "__orig_bases__",
+    *("__orig_bases__", "__slotnames__"),  # which appears when an instance is pickled
 )
 
 

@@ -142,8 +142,8 @@ def test_what_unpickling_calls_has_its_globals(mains: Mains, code: str) -> None:
 def test_a_class_that_the_ranks_have_is_theirs(mains: Mains) -> None:
     mains.define(mains.there, CELL)
     theirs, made = mains.there.Net, mains.there.Deep()  # type: ignore[attr-defined]
-    mains.define(mains.here, "net = Deep()")
-    there = mains.push("net", "Net", "Config", "Colour")
+    mains.define(mains.here, "net, config = Net(), Config()")
+    there = mains.push("net", "config", "Net", "Config", "Colour")
     assert isinstance(there.net, theirs)
     assert there.Net is theirs, "pushed itself, it is the same"
     mains.define(mains.here, CELL.replace("lr * self.width", "lr + self.width"))
