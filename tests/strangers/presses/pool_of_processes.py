@@ -6,12 +6,16 @@ import signal
 import time
 
 
-def ignore():
+def ignore(started):
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    started.wait()
 
 
 if __name__ == "__main__":
-    pool = mp.get_context("fork").Pool(2, ignore)
+    context = mp.get_context("fork")
+    started = context.Barrier(3)
+    pool = context.Pool(2, ignore, [started])
+    started.wait()  # before that a press is for a process that has yet to ignore it
     pool.map(abs, range(4))
     result = pool.map_async(time.sleep, [1000, 1000])  # a press in here can leave the pool's locks held, in Python too
     try:
