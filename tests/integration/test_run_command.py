@@ -116,9 +116,26 @@ def test_it_has_the_terminals_environment(terminal: Terminal) -> None:
         dev.release()
 
 
-def test_a_signal_ends_the_script_and_gives_back(terminal: Terminal) -> None:
-    (terminal.directory / "endless.py").write_text("import time\nprint('under way', flush=True)\ntime.sleep(600)\n")
-    process = terminal.start("--procs", "2", "endless.py")
+SAVES = """
+import os, signal, sys, time
+def save(number, frame):
+    while os.environ["RANK"] == "1" and not os.path.exists("saved by rank 0"): time.sleep(0.01)
+    time.sleep(1.5 * int(os.environ["RANK"]))  # longer than others are left alone after a failure
+    open(f"saved by rank {os.environ['RANK']}", "w")
+    print("SIGTERM: saving", flush=True)
+    sys.exit(7)
+signal.signal(signal.SIGTERM, save)
+"""
+
+
+@pytest.mark.parametrize(("begins", "status", "saved"), [("", 143, 0), (SAVES, 7, 2)])
+def test_sigterm_is_handed_on_and_ranks_are_given_back(
+    begins: str, status: int, saved: int, terminal: Terminal
+) -> None:
+    (terminal.directory / "endless.py").write_text(
+        f"{begins}\nimport time\nprint('under way', flush=True)\ntime.sleep(600)\n"
+    )
+    process = terminal.start("--procs", "2", "--max-restarts", "1", "endless.py")
     assert process.stdout is not None
     out = process.stdout.readline()
     while rows(out) != {"under way": [0, 1]}:
@@ -126,8 +143,8 @@ def test_a_signal_ends_the_script_and_gives_back(terminal: Terminal) -> None:
         assert more, out
         out += more
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=100)
-    assert process.returncode == 128 + signal.SIGTERM
+    out, errors = process.communicate(timeout=100)
+    assert (process.returncode, out.count("SIGTERM: saving")) == (status, saved), errors
 
 
 def test_a_reader_that_has_enough_ends_the_script(terminal: Terminal) -> None:
