@@ -13,7 +13,7 @@ import threading
 import uuid
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -111,6 +111,8 @@ def run(options: argparse.Namespace) -> int:
             directory=directory,
             environment=_environment(options, mesh),
         )
+        os.umask(umask := os.umask(0o077))
+        script = replace(script, umask=umask)
         if launch.note:
             say(launch.note)
         submit = partial(mesh.start_script, script, on_breakpoint=options.on_breakpoint)

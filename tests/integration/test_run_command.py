@@ -99,11 +99,16 @@ def test_scripts_of_two_terminals_do_not_meet(terminal: Terminal) -> None:
 
 def test_it_has_the_terminals_environment(terminal: Terminal) -> None:
     names = ["FOO", "BAR", "RANK", "MASTER_PORT", "PATH", "HOME", "MONARCH_NB_POOL"]
-    (terminal.directory / "shows.py").write_text(f"import os\nprint([os.environ.get(name) for name in {names}])\n")
+    (terminal.directory / "shows.py").write_text(
+        f"import os\nprint([os.environ.get(name) for name in {names}])\nopen('private', 'w')\n"
+    )
     words = ("--procs", "1", "--env", "BAR=from the flag", "--env", "HOME", "shows.py")
     said = {"FOO": "1 = {x} $y\nz", "BAR": "2", "RANK": "7", "MASTER_PORT": "80", "PATH": "/mine", "HOME": "/tmp"}
+    usual = os.umask(0o027)
     status, out, errors = terminal.run(*words, **said)
+    os.umask(usual)
     assert status == 0, errors
+    assert (terminal.directory / "private").stat().st_mode & 0o777 == 0o640
     [line] = rows(out)
     foo, bar, rank, port, *others = ast.literal_eval(line)
     assert (foo, bar, rank, others) == (said["FOO"], "from the flag", "0", ["/mine", "/tmp", None])

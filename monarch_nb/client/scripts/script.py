@@ -21,7 +21,7 @@ from monarch_nb.client.pools.held import start_directory
 from monarch_nb.client.runs.interrupting import STOP_WAIT_S
 from monarch_nb.client.runs.results import RunValues
 from monarch_nb.client.runs.run import ABORT_AFTER_S, Run
-from monarch_nb.config import HANDLES_S
+from monarch_nb.config import GRPC_VARIABLES, HANDLES_S
 from monarch_nb.errors import FilesError, MonarchNbError, ProcessGroupAborted, UsageError
 from monarch_nb.ground.rank_sets import MOST_NAMED, counted, name_ranks
 from monarch_nb.proto import allocator_pb2 as pb
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from monarch_nb.client.meshes.mesh import Mesh
 
 _OF_A_RANK = re.compile(
-    r"(LOCAL_|GROUP_|NODE_)?RANK|(LOCAL_|GROUP_)?WORLD_SIZE|ROLE_\w+|MASTER_(ADDR|PORT)|TORCHELASTIC_\w+|PET_\w+"
-    r"|CUDA_VISIBLE_DEVICES|(SLURM|PMI|PMIX|OMPI)_\w+|(MONARCH_NB|JPY|GRPC)_\w+|_"
+    r"(LOCAL_|GROUP_|NODE_)?RANK|(LOCAL_|GROUP_)?WORLD_SIZE|ROLE_(RANK|WORLD_SIZE|NAME)|MASTER_(ADDR|PORT)|TORCHELASTIC_\w+|PET_\w+"
+    r"|CUDA_VISIBLE_DEVICES|(SLURM|PMI|PMIX|OMPI)_\w+|(MONARCH_NB|JPY)_\w+|_"
 )
 """The ranks have their own, and torchrun reads PET_ variables itself."""
 _OF_A_MACHINE = re.compile(
@@ -57,7 +57,9 @@ def passed_on(environment: Mapping[str, str], *, to_other_hosts: bool) -> dict[s
     return {
         name: value
         for name, value in environment.items()
-        if not any(pattern.fullmatch(name) for pattern in left_out) and _can_be_sent(name + value)
+        if not any(pattern.fullmatch(name) for pattern in left_out)
+        and GRPC_VARIABLES.get(name) != value
+        and _can_be_sent(name + value)
     }
 
 
@@ -85,6 +87,7 @@ class Script:
         shell: the first rank of each node runs it, told of nodes instead of ranks.
         directory: where it runs, on nodes that see it; empty for where the live ranks started.
         instruments: what looks inside meanwhile, with its options, as ranks are told of them.
+        umask: the processes'; None for that of the ranks.
     """
 
     path: str
@@ -98,6 +101,7 @@ class Script:
     directory: str = ""
     shell: bool = False
     instruments: Mapping[str, str] = field(default_factory=dict)
+    umask: int | None = None
 
     @property
     def title(self) -> str:
@@ -298,6 +302,7 @@ class ScriptRun(Run):
             cell_number=self.cell_number,
             directory=script.directory,
             shell=script.shell,
+            umask=script.umask,
         )
         told.MergeFrom(called(script))
         tree = self.mesh.reservation.files.tree()

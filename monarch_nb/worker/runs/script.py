@@ -63,6 +63,8 @@ class Program:
         """Run it to its end, as a real interpreter does: the hook for its error, its threads and exit functions, what
         it has not written yet. Return its exit status, and what it raised, SystemExit too."""
         error: BaseException | None = None
+        if self._script.HasField("umask"):
+            os.umask(self._script.umask)
         try:
             if self._script.shell:
                 self._become([shutil.which("bash") or "sh", "-c", self._script.path])
