@@ -117,6 +117,11 @@ MONARCH_MESH = "monarch"
 """The mesh whose ranks, one on each node, run the worker loops of Monarch's own engine."""
 MONARCH_LINGER_S = gap(600.0)
 """How long these go on when the last client that uses them is gone."""
+GRPC_VARIABLES = {"GRPC_ENABLE_FORK_SUPPORT": "0", "GRPC_VERBOSITY": "NONE"}
+"""gRPC's fork handlers print noise at every `!command` of a notebook; nothing here uses gRPC after a fork."""
+HANDLES_S = patience(30.0)
+"""How long a script's rank that handles SIGTERM, or the end of another, may take before it is killed: as under
+torchrun."""
 MONARCH_OUTPUT_VARIABLE = "MONARCH_NB_ENGINE_OUTPUT"
 """Tells a process of Monarch's whose output files it prints to: RANK:DIRECTORY."""
 """Names the node of such a process, for people."""

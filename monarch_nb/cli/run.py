@@ -13,25 +13,28 @@ import threading
 import uuid
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from monarch_nb.cli.declared import add_flag, part_of
 from monarch_nb.cli.saying import say, say_step
 from monarch_nb.client.scripts.torchrun_flags import FLAGS, Launch, Node, asked_shape, held_by, held_in, of_all, read
-from monarch_nb.config import MAIN_MESH, OnBreakpoint, default_pool, gap
+from monarch_nb.config import HANDLES_S, MAIN_MESH, OnBreakpoint, default_pool, gap
 from monarch_nb.errors import MonarchNbError, NodeUnreachable, RunFailed, UsageError
 from monarch_nb.ground.interrupting import at_waits
 from monarch_nb.ground.printing import discard
 from monarch_nb.notebook.syntax.command_line import read_environment
 from monarch_nb.notebook.syntax.declarations import RUN
 from monarch_nb.shape import Extent, parse_targets
+from monarch_nb.times import duration
 
 if TYPE_CHECKING:
     from monarch_nb.client.meshes.mesh import Mesh
     from monarch_nb.client.pools.infos import ReservationInfo
     from monarch_nb.client.reservations.reservation import Reservation
     from monarch_nb.client.runs.run import Run
+    from monarch_nb.client.scripts.script import ScriptRun
 
 SUMMARY = "run a script on ranks, as torchrun does, but warm"
 EXAMPLES = (
@@ -45,7 +48,7 @@ ABANDONED_AFTER_S = gap(60.0)
 _AS_IN_A_CELL = ("--targets", "--mesh", "--in-place", "--beside", "--env", "--on-breakpoint")
 _SHOWN_FLAGS = ("--max-restarts", "--module")
 _RESERVE = "monarch-nb run"
-_INTERRUPTED = 128 + signal.SIGINT
+_INTERRUPTED, _KILLED = 128 + signal.SIGINT, 128 + signal.SIGKILL
 _OF_A_RUN = re.compile(r"run-[0-9a-f]{8}")
 """The name of what is reserved for the time of one script, and of no other."""
 
@@ -91,7 +94,7 @@ def run(options: argparse.Namespace) -> int:
     name = take_name(options)
     if options.pool is None:
         options.pool = pool_of(name, default_pool()) if name else default_pool()
-    with _signals_as_ctrl_c() as signals, _held(options, name) as reservation:
+    with _signals_end_it() as signals, _held(options, name) as reservation:
         mesh = part_of(reservation, options.mesh, options.targets)
         held = partial(held_by, reserve=_RESERVE, room=partial(_has_room, options.pool))
         ranks, note = of_all(vars(options), mesh.ranks, mesh.core.ranks_per_node, held(mesh))
@@ -108,12 +111,14 @@ def run(options: argparse.Namespace) -> int:
             directory=directory,
             environment=_environment(options, mesh),
         )
+        os.umask(umask := os.umask(0o077))
+        script = replace(script, umask=umask)
         if launch.note:
             say(launch.note)
         submit = partial(mesh.start_script, script, on_breakpoint=options.on_breakpoint)
         with _while_read(signals):
-            status = _run(mesh, submit, launch.shown_ranks(mesh), options.on_breakpoint)
-    return 128 + signals[0] if signals and status == _INTERRUPTED else status
+            status = _run(mesh, submit, launch.shown_ranks(mesh), options.on_breakpoint, signals)
+    return 128 + signals.came[0] if signals.came and status in (_INTERRUPTED, _KILLED) else status
 
 
 def take_name(options: argparse.Namespace) -> str | None:
@@ -277,7 +282,11 @@ def _environment(options: argparse.Namespace, mesh: Mesh) -> dict[str, str]:
 
 
 def _run(
-    mesh: Mesh, submit: Callable[..., Run], shown: Collection[int] | None, on_breakpoint: OnBreakpoint | None
+    mesh: Mesh,
+    submit: Callable[..., Run],
+    shown: Collection[int] | None,
+    on_breakpoint: OnBreakpoint | None,
+    signals: _Signals,
 ) -> int:
     from monarch_nb.client.debug.answering import SCREEN, Answering
     from monarch_nb.notebook.cells.following import wait_for
@@ -296,7 +305,7 @@ def _run(
             shown=shown,
         )
         try:
-            script = submit(listener=view.on_event)
+            script = signals.script = submit(listener=view.on_event)
             interrupts = wait_for(script, None, view.on_event, Answering(script, SCREEN, on_breakpoint))
             script.collected()  # before the last lines, which a terminal that has closed does not take
         finally:
@@ -328,25 +337,46 @@ def exit_status(run: Run, *, is_interrupted: bool = False) -> int:
     return 0 if run.done else _INTERRUPTED
 
 
+@dataclass
+class _Signals:
+    """Those that came and end the script, once it has begun."""
+
+    came: list[int] = field(default_factory=list)
+    script: Run | None = None
+
+    def end(self, number: int, _: object) -> None:
+        """Hand SIGTERM on to the script, as torchrun does; the next one, and a terminal that closes, are Ctrl-C."""
+        from monarch_nb.client.scripts.script import ScriptRun
+
+        is_first = not self.came
+        self.came.append(number)
+        if number == signal.SIGTERM and is_first and isinstance(self.script, ScriptRun):
+            threading.Thread(target=_hand_on, args=[self.script]).start()
+        else:
+            signal.raise_signal(signal.SIGINT)
+
+
+def _hand_on(script: ScriptRun) -> None:
+    from monarch_nb.client.connections.bridge import call
+
+    say(f"SIGTERM: the script was sent it, and has {duration(HANDLES_S)} to end")
+    call(script.send_sigterm())
+
+
 @contextmanager
-def _signals_as_ctrl_c() -> Iterator[list[int]]:
-    """Let a terminal that closes, and kill, end the script as Ctrl-C does; yield the signals that came."""
-    came: list[int] = []
-
-    def interrupt(number: int, _: object) -> None:
-        came.append(number)
-        signal.raise_signal(signal.SIGINT)
-
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
+def _signals_end_it() -> Iterator[_Signals]:
+    """Let a terminal that closes, and kill, end the script; yield the signals that came."""
+    signals = _Signals()
+    before = {number: signal.signal(number, signals.end) for number in (signal.SIGTERM, signal.SIGHUP)}
     try:
-        yield came
+        yield signals
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
 
 
 @contextmanager
-def _while_read(signals: list[int]) -> Iterator[None]:
+def _while_read(signals: _Signals) -> Iterator[None]:
     """Let the end of who reads our output (head, less) end the script as Ctrl-C does, and note SIGPIPE: each rank would
     have got it, had it written there itself. What is printed afterwards goes nowhere.
 
@@ -359,7 +389,7 @@ def _while_read(signals: list[int]) -> Iterator[None]:
     def end(error: OSError) -> None:
         discard(stdout)
         if isinstance(error, BrokenPipeError):
-            signals.append(signal.SIGPIPE)
+            signals.came.append(signal.SIGPIPE)
         else:
             why.append(error)
         signal.pthread_kill(main, signal.SIGINT)

@@ -2719,9 +2719,12 @@ class Cancel(_message.Message):
     RUN_ID_FIELD_NUMBER: _builtins.int
     NODES_FIELD_NUMBER: _builtins.int
     WHENCE_FIELD_NUMBER: _builtins.int
+    BY_SIGTERM_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     whence: _builtins.str
     """"from b.ipynb", "from train.py"; empty when it is said where the run was submitted"""
+    by_sigterm: _builtins.bool
+    """a script's processes get SIGTERM instead, and the time that they then have"""
     @_builtins.property
     def nodes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """in a tree: those that are meant, by node rank; none: all"""
@@ -2732,10 +2735,11 @@ class Cancel(_message.Message):
         run_id: _builtins.str = ...,
         nodes: _abc.Iterable[_builtins.int] | None = ...,
         whence: _builtins.str = ...,
+        by_sigterm: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["nodes", b"nodes", "run_id", b"run_id", "whence", b"whence"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["by_sigterm", b"by_sigterm", "nodes", b"nodes", "run_id", b"run_id", "whence", b"whence"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

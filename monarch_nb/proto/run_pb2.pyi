@@ -382,6 +382,7 @@ class Script(_message.Message):
     CELL_NUMBER_FIELD_NUMBER: _builtins.int
     DIRECTORY_FIELD_NUMBER: _builtins.int
     SHELL_FIELD_NUMBER: _builtins.int
+    UMASK_FIELD_NUMBER: _builtins.int
     path: _builtins.str
     """As the user wrote it: a file (relative to where it is run), with `module` a module's name, with `executable` a
     command.
@@ -404,6 +405,8 @@ class Script(_message.Message):
     """`path` is a line for the shell, which runs it once on each node. It is told of nodes, not of ranks, and of a port that
     was free in place of a store's.
     """
+    umask: _builtins.int
+    """the processes'; absent: as the ranks'"""
     @_builtins.property
     def arguments(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
         """as the system has them: not always UTF-8"""
@@ -428,12 +431,15 @@ class Script(_message.Message):
         cell_number: _builtins.int = ...,
         directory: _builtins.str = ...,
         shell: _builtins.bool = ...,
+        umask: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_umask", b"_umask", "umask", b"umask"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arguments", b"arguments", "attempt", b"attempt", "beside", b"beside", "cell_number", b"cell_number", "directory", b"directory", "environment", b"environment", "executable", b"executable", "max_restarts", b"max_restarts", "module", b"module", "path", b"path", "shell", b"shell", "store_host", b"store_host", "store_port", b"store_port"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_umask", b"_umask", "arguments", b"arguments", "attempt", b"attempt", "beside", b"beside", "cell_number", b"cell_number", "directory", b"directory", "environment", b"environment", "executable", b"executable", "max_restarts", b"max_restarts", "module", b"module", "path", b"path", "shell", b"shell", "store_host", b"store_host", "store_port", b"store_port", "umask", b"umask"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__umask: _TypeAlias = _typing.Literal["umask"]  # noqa: Y015
+    _WhichOneofArgType__umask: _TypeAlias = _typing.Literal["_umask", b"_umask"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__umask) -> _WhichOneofReturnType__umask | None: ...
 
 Global___Script: _TypeAlias = Script  # noqa: Y015
 

@@ -12,9 +12,9 @@ import socket
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-# gRPC's fork handlers print noise at every `!command` of a notebook; nothing here uses gRPC after a fork.
-os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
-os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+from monarch_nb.config import GRPC_VARIABLES
+
+os.environ.update({**GRPC_VARIABLES, **os.environ})
 
 import grpc
 

@@ -4,6 +4,9 @@
 started so that it finds this package first. So it asks its interpreter what it has on `sys.path` beside a script's
 directory and PYTHONPATH: the standard library, site-packages and what `.pth` files add.
 
+What the template has imported gives way to modules of the same names that stand before it for the program, as
+`statistics.py` beside a script does under `python` (`GivenWay`).
+
 LateVariables are those that a program sets before it imports what reads them, and too late all the same: its process
 was forked from one that has imported it.
 """
@@ -12,9 +15,13 @@ import importlib.abc
 import importlib.machinery
 import importlib.util
 import os
+import pkgutil
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from importlib.machinery import EXTENSION_SUFFIXES, BuiltinImporter, FrozenImporter
+from itertools import takewhile
 from types import FrameType, FunctionType, ModuleType
 from typing import Any
 
@@ -127,27 +134,32 @@ _ASK_TIMEOUT_S = patience(30.0)
 
 _own: list[str] = []
 """What this interpreter has by itself, then what the template has besides, in which this package is found."""
+_at_start: set[str] = set()
+"""What this interpreter has imported before any program begins."""
 
 
 def learn_paths() -> None:
     """In the template, before it forks."""
     here = sys.path if sys.flags.safe_path else sys.path[1:]
-    own = _of_interpreter()
+    own, imported = _of_interpreter()
     _own[:] = own + [path for path in here if path not in own]
+    _at_start.update(imported)
 
 
-def _of_interpreter() -> list[str]:
-    """Return what a new interpreter has; nothing where none starts, as on a disk that hangs: then the template's own
-    paths are the best that is known."""
+def _of_interpreter() -> tuple[list[str], list[str]]:
+    """Return the paths and the modules that a new interpreter has; nothing where none starts, as on a disk that hangs:
+    then the template's own paths are the best that is known."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     environment["PYTHONSAFEPATH"] = "1"  # no directory of a script
-    command = [sys.executable, "-c", r"import os, sys; os.write(1, os.fsencode('\0'.join(['', *sys.path])))"]
+    question = r"import os, sys; os.write(1, os.fsencode('\0'.join(['', *sys.path, '', *sys.modules])))"
+    command = [sys.executable, "-c", question]
     try:
         asked = subprocess.run(command, env=environment, stdout=subprocess.PIPE, timeout=_ASK_TIMEOUT_S, check=True)
     except (OSError, subprocess.SubprocessError) as error:
         sys.stderr.write(f"sys.path of {sys.executable} is not known, the template's is taken: {error}\n")
-        return []
-    return os.fsdecode(asked.stdout).split("\0")[1:]  # a sitecustomize may have printed before
+        return [], []
+    told = os.fsdecode(asked.stdout).split("\0")[1:]  # a sitecustomize may have printed before
+    return told[: told.index("")], told[told.index("") + 1 :]
 
 
 def paths_of(environment: Mapping[str, str]) -> list[str]:
@@ -177,3 +189,53 @@ def customize(environment: Mapping[str, str]) -> None:
 def is_safe(environment: Mapping[str, str]) -> bool:
     """Return whether the directory of a script is to be left out."""
     return bool(environment.get("PYTHONSAFEPATH"))
+
+
+class GivenWay:
+    """Modules of the template's that the program does not see while it runs, because it has its own of these names."""
+
+    def __init__(self) -> None:
+        self._hidden: dict[str, ModuleType] = {}
+
+    def begin(self) -> None:
+        """Hide them: what is found before the standard library counts, as if nothing were imported yet. A package with
+        compiled parts stays, of which a process can load no second one, and so does what any Python has imported before
+        its program."""
+        before = list(takewhile(lambda path: path != sysconfig.get_path("stdlib"), sys.path))
+        names = {name for path in before for name in _names_in(path)} & {*sys.modules} - _at_start
+        if not _at_start or not (hidden := {name for name in names if _is_another(name, before)}):
+            return
+        if "torch" in sys.modules:  # else there is nothing to save
+            saving = importlib.import_module("monarch_nb.worker.saving")
+            for module in pkgutil.iter_modules(saving.__path__, f"{saving.__name__}."):
+                importlib.import_module(module.name)  # late, it would import the program's modules
+        self._hidden = {name: module for name, module in sys.modules.items() if name.partition(".")[0] in hidden}
+        for name in self._hidden:
+            del sys.modules[name]
+
+    def end(self) -> None:
+        """The program has ended: what is done now is ours."""
+        sys.modules.update(self._hidden)
+
+
+def _names_in(path: str) -> set[str]:
+    """Return what the modules of a directory or a zip file may be called, at the top level."""
+    try:
+        return {name.partition(".")[0] for name in os.listdir(path)}
+    except NotADirectoryError:
+        return {module.name for module in pkgutil.iter_modules([path])}
+    except OSError:
+        return set()
+
+
+def _is_another(name: str, paths: Sequence[str]) -> bool:
+    """Return whether Python would find another module of this name there, and can have two of them in one process."""
+    found = importlib.machinery.PathFinder.find_spec(name, paths)
+    is_own = any(finder.find_spec(name) for finder in (BuiltinImporter, FrozenImporter))
+    if found is None or found.origin is None or is_own or name == "monarch_nb":
+        return False
+    known = [module for part, module in list(sys.modules.items()) if part.partition(".")[0] == name]
+    files = [str(getattr(module, "__file__", "")) for module in known]
+    if name not in sys.stdlib_module_names and any(file.endswith(tuple(EXTENSION_SUFFIXES)) for file in files):
+        return False
+    return os.path.realpath(found.origin) not in map(os.path.realpath, files)

@@ -99,11 +99,16 @@ def test_scripts_of_two_terminals_do_not_meet(terminal: Terminal) -> None:
 
 def test_it_has_the_terminals_environment(terminal: Terminal) -> None:
     names = ["FOO", "BAR", "RANK", "MASTER_PORT", "PATH", "HOME", "MONARCH_NB_POOL"]
-    (terminal.directory / "shows.py").write_text(f"import os\nprint([os.environ.get(name) for name in {names}])\n")
+    (terminal.directory / "shows.py").write_text(
+        f"import os\nprint([os.environ.get(name) for name in {names}])\nopen('private', 'w')\n"
+    )
     words = ("--procs", "1", "--env", "BAR=from the flag", "--env", "HOME", "shows.py")
     said = {"FOO": "1 = {x} $y\nz", "BAR": "2", "RANK": "7", "MASTER_PORT": "80", "PATH": "/mine", "HOME": "/tmp"}
+    usual = os.umask(0o027)
     status, out, errors = terminal.run(*words, **said)
+    os.umask(usual)
     assert status == 0, errors
+    assert (terminal.directory / "private").stat().st_mode & 0o777 == 0o640
     [line] = rows(out)
     foo, bar, rank, port, *others = ast.literal_eval(line)
     assert (foo, bar, rank, others) == (said["FOO"], "from the flag", "0", ["/mine", "/tmp", None])
@@ -116,9 +121,26 @@ def test_it_has_the_terminals_environment(terminal: Terminal) -> None:
         dev.release()
 
 
-def test_a_signal_ends_the_script_and_gives_back(terminal: Terminal) -> None:
-    (terminal.directory / "endless.py").write_text("import time\nprint('under way', flush=True)\ntime.sleep(600)\n")
-    process = terminal.start("--procs", "2", "endless.py")
+SAVES = """
+import os, signal, sys, time
+def save(number, frame):
+    while os.environ["RANK"] == "1" and not os.path.exists("saved by rank 0"): time.sleep(0.01)
+    time.sleep(1.5 * int(os.environ["RANK"]))  # longer than others are left alone after a failure
+    open(f"saved by rank {os.environ['RANK']}", "w")
+    print("SIGTERM: saving", flush=True)
+    sys.exit(7)
+signal.signal(signal.SIGTERM, save)
+"""
+
+
+@pytest.mark.parametrize(("begins", "status", "saved"), [("", 143, 0), (SAVES, 7, 2)])
+def test_sigterm_is_handed_on_and_ranks_are_given_back(
+    begins: str, status: int, saved: int, terminal: Terminal
+) -> None:
+    (terminal.directory / "endless.py").write_text(
+        f"{begins}\nimport time\nprint('under way', flush=True)\ntime.sleep(600)\n"
+    )
+    process = terminal.start("--procs", "2", "--max-restarts", "1", "endless.py")
     assert process.stdout is not None
     out = process.stdout.readline()
     while rows(out) != {"under way": [0, 1]}:
@@ -126,8 +148,8 @@ def test_a_signal_ends_the_script_and_gives_back(terminal: Terminal) -> None:
         assert more, out
         out += more
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=100)
-    assert process.returncode == 128 + signal.SIGTERM
+    out, errors = process.communicate(timeout=100)
+    assert (process.returncode, out.count("SIGTERM: saving")) == (status, saved), errors
 
 
 def test_a_reader_that_has_enough_ends_the_script(terminal: Terminal) -> None:

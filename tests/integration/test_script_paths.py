@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import ast
 import os
 import subprocess
 import sys
@@ -21,10 +21,12 @@ from monarch_nb.provision import Node
 
 PACKAGE_PARENT = Path(monarch_nb.__file__).parents[1]
 SHOWS = """
-import json, os, sys
-found = __import__(os.environ["FINDS"]).__file__ if "FINDS" in os.environ else ""
-print(json.dumps([sys.path, found]))
+import os, sys
+print([sys.path, [getattr(__import__(name), "__file__", "") for name in os.environ.get("FINDS", "").split()]])
 """
+SAME_NAMES = "code/__init__ code/train cmd html/__init__ random json logging linecache traceback os time IPython"
+FINDS = {"FINDS": "code cmd html random json logging linecache traceback os time IPython"}
+"""What is imported before the script begins: by our ranks, and os and time by any Python."""
 FINDER = """
 import sys
 from importlib.machinery import ModuleSpec, PathFinder
@@ -77,6 +79,10 @@ LAYOUTS = {
     "editable-by-finder": Layout(("sub/train.py",), environment={"FINDS": "found_by_finder"}),
     "customized-in-PYTHONPATH": Layout(environment={"PYTHONPATH": "/nowhere:{root}/customized"}),  # dd-trace-py 19140
     "customized-badly": Layout(environment={"PYTHONPATH": "{root}/customized/badly"}),
+    "same-names": Layout(("same/train.py",), environment=FINDS),
+    "same-names-module": Layout(("-m", "code.train"), "project/same", environment=FINDS),
+    "same-names-in-PYTHONPATH": Layout(environment={"PYTHONPATH": "same", **FINDS}),
+    "same-names-in-directory": Layout(("{root}/project/same",), environment=FINDS),
     "safe": Layout(environment={"PYTHONSAFEPATH": "1"}),
     "safe-module": Layout(("-m", "train"), environment={"PYTHONSAFEPATH": "1", "PYTHONPATH": "{root}/project"}),
     "unsafe": Layout(environment={"PYTHONSAFEPATH": ""}),
@@ -91,6 +97,9 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for script in (root / "project" / name, root / "elsewhere" / name):
             script.parent.mkdir(parents=True, exist_ok=True)
             script.write_text(SHOWS)
+    for name in (*SAME_NAMES.split(), "train", "__main__"):
+        (root / f"project/same/{name}.py").parent.mkdir(parents=True, exist_ok=True)
+        (root / f"project/same/{name}.py").write_text(SHOWS if name.endswith(("train", "__main__")) else "")
     (root / "project/linked.py").symlink_to(root / "elsewhere/sub/train.py")
     (root / "project/linked").symlink_to(root / "elsewhere/sub")
     for name in ("project/src/in_src.py", "editable/found_by_path.py", "editable/elsewhere/found_by_finder.py"):
@@ -137,5 +146,5 @@ def test_it_is_what_python_makes_of_it(name: str, root: Path, dev: Reservation) 
     script = Script(path, module=bool(flags), environment=environment, directory=str(directory))
     told = Recorder()
     dev.mesh.start_script(script, listener=told).result(TIMEOUT_S)
-    assert json.loads(told.text(0)) == json.loads(asked.stdout)
+    assert ast.literal_eval(told.text(0)) == ast.literal_eval(asked.stdout)
     assert told.text(0, "stderr") == asked.stderr

@@ -23,9 +23,9 @@ _CONTROL_FILE = "/monarch_nb/worker/control/thread.py"
 """What the stack of a rank's control thread goes through, which tells nobody anything."""
 
 
-def interrupt(node: Node, run_id: str, by: str = "", whence: str = "") -> None:
+def interrupt(node: Node, run_id: str, by: str = "", whence: str = "", *, by_sigterm: bool = False) -> None:
     """Drop a run where it has not begun, and interrupt it where it runs: one of calls on any rank, because actors may
-    have called others in its name. `by` is who wants that, `whence` as Cancel has it."""
+    have called others in its name. `by` is who wants that, `whence` and `by_sigterm` as Cancel has them."""
     runs = [mesh.runs[run_id] for mesh in node.state.meshes.values() if run_id in mesh.runs]
     is_calls = any(run.is_calls for run in runs)
     other = next((run.unless_submitter(by) for run in runs), "")
@@ -35,7 +35,11 @@ def interrupt(node: Node, run_id: str, by: str = "", whence: str = "") -> None:
         mesh = node.state.meshes.get(process.mesh_id)
         if mesh is not None and (is_calls or mesh.ranks[process.rank].running == run_id):
             process.link.tell(request)
-    node.scripts.interrupt(run_id)
+    if by_sigterm:
+        node.scripts.give_up(run_id)
+        node.grace.end_soon(run_id)
+    else:
+        node.scripts.interrupt(run_id)
     node.audience.hurry(run_id)
 
 

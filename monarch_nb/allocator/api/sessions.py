@@ -152,7 +152,7 @@ class SessionCall:
                     self._node.runs.follow(session, message)
             case "cancel":
                 if below.cancel(message):
-                    interrupt(self._node, run_id, self._caller.name, message.whence)
+                    interrupt(self._node, run_id, self._caller.name, message.whence, by_sigterm=message.by_sigterm)
             case "end_calls":
                 self._node.runs.end_calls(run_id)
                 below.end_calls(run_id)

@@ -12,11 +12,12 @@ import contextlib
 import logging
 import os
 import signal
+import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from monarch_nb.allocator.processes.processes import is_caught
-from monarch_nb.config import cadence, patience
+from monarch_nb.config import HANDLES_S, cadence, patience
 from monarch_nb.ground.tasks import Tasks
 from monarch_nb.proto import run_pb2
 from monarch_nb.proto import worker_pb2 as wire
@@ -139,6 +140,13 @@ class Grace:
         scripts = self._scripts().values()
         await asyncio.gather(self.save(live, TAKEN, self.seconds), *map(self._end_script, scripts))
 
+    def end_soon(self, run_id: str) -> None:
+        """Who waits for a script was told to end by SIGTERM, and hands it on."""
+        processes = self._scripts().get(run_id, [])
+        for process in processes:
+            process.saves_until_s = time.monotonic() + HANDLES_S
+        self._asking.start(self._end_script(processes))
+
     async def _end_script(self, processes: list[RankProcess]) -> None:
         """Have a script save, and tell it in time that it is to end: it may never come to a step to save at, but save
         when it is told."""
@@ -148,7 +156,7 @@ class Grace:
         await self.save(processes, TAKEN, self.seconds, begin_within_s=begin_within_s)
         left = [process for process in processes if not process.watch.ended.is_set()]
         for process in left:
-            _send(process, signal.SIGTERM)
+            _send(process, signal.SIGTERM, to_group=not process.link.is_open)  # a shell hands nothing on
         ends = [asyncio.create_task(process.watch.ended.wait()) for process in left]
         if ends:
             _, pending = await asyncio.wait(ends, timeout=max(0.0, until_s - loop.time()))
@@ -179,6 +187,6 @@ def _handling(processes: Iterable[RankProcess], number: signal.Signals) -> list[
     return [process for process in processes if is_caught(process.record.process.pid, number)]
 
 
-def _send(process: RankProcess, number: signal.Signals) -> None:
+def _send(process: RankProcess, number: signal.Signals, *, to_group: bool = False) -> None:
     with contextlib.suppress(ProcessLookupError):
-        os.kill(process.record.process.pid, number)
+        (os.killpg if to_group else os.kill)(process.record.process.pid, number)

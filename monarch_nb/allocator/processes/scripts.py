@@ -130,7 +130,10 @@ class Scripts:
 
     def _end_rest(self, run_id: str) -> None:
         """A rank has failed long ago, and others go on here: its client is gone, else it would have ended them."""
-        if left := self.of_run(run_id):
+        left, now_s = self.of_run(run_id), time.monotonic()
+        if (until_s := max((process.saves_until_s for process in left), default=0.0)) > now_s:
+            asyncio.get_running_loop().call_later(until_s - now_s, self._end_rest, run_id)
+        elif left:
             self.interrupt(run_id)
             ranks = [process.rank for process in left]
             asyncio.get_running_loop().call_later(UNATTENDED_S, self.kill, run_id, ranks)
@@ -174,13 +177,17 @@ class Scripts:
 
     def interrupt(self, run_id: str) -> None:
         """Interrupt a run where it has begun; where its processes are being forked it will not begin."""
+        self.give_up(run_id)
+        for process in self.of_run(run_id):
+            self._interrupting.start(self._interrupt(process))
+
+    def give_up(self, run_id: str) -> None:
+        """Do not begin a run where its processes are being forked."""
         for start in list(self._starting.values()):
             if start.run.run_id == run_id and not start.given_up:
                 start.given_up = True
                 for rank in start.ranks:
                     self._give_back(start.run, rank, outcome=run_pb2.OUTCOME_CANCELLED)
-        for process in self.of_run(run_id):
-            self._interrupting.start(self._interrupt(process))
 
     async def _interrupt(self, process: RankProcess) -> None:
         process.interrupted_at = time.monotonic()

@@ -25,7 +25,11 @@ if TYPE_CHECKING:
 
 _NOT_PASSED_ON = ("GRPC_", "JPY_", SHARED_VARIABLE)
 """JPY_PARENT_PID and its like are the kernel's that started the pool."""
-_OF_A_RANK = re.compile(r"(LOCAL_)?(RANK|WORLD_SIZE)|GROUP_(RANK|WORLD_SIZE)|ROLE_\w+|TORCHELASTIC_\w+|PET_\w+")
+_SIGNALS_TO_HANDLE = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
+"""What torchrun says, of itself, when nobody asks it for others."""
+_OF_A_RANK = re.compile(
+    r"(LOCAL_)?(RANK|WORLD_SIZE)|GROUP_(RANK|WORLD_SIZE)|ROLE_(RANK|WORLD_SIZE|NAME)|TORCHELASTIC_\w+|PET_\w+"
+)
 """With these Lightning would take a command's first process for a rank, and torchrun's flags would be another's."""
 
 
@@ -183,10 +187,13 @@ def plan_script(node: Node, mesh: Mesh, run: Run, rank: int, workspace: Path | N
     ranks = mesh.all_ranks(run.submit)
     place = place_of_node(spec, ranks) if script.shell else Place.among(rank, ranks, spec.ranks)
     error_file = str(node.paths.error_file(spec.mesh_id, rank, run.run_id))
-    added = {"TORCHELASTIC_ERROR_FILE": error_file, **spec.environment, **script.environment}
+    own = {"TORCHELASTIC_ERROR_FILE": error_file, "TORCHELASTIC_SIGNALS_TO_HANDLE": _SIGNALS_TO_HANDLE}
+    added = {**own, **spec.environment, **script.environment}
     environment = _environment(node, place, job, record.token, gpu_indices, added)
     if script.shell:
         environment = node_environment(environment, place, spec.python or node.identity.python) | {**script.environment}
+    else:
+        environment.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
     start = Path(script.directory) if script.directory else start_directory(spec, workspace)
     return record, _specification(node, spec, record, environment, start, workspace)
 

@@ -48,6 +48,7 @@ class RankProcess:
 
     Attributes:
         interrupted_at: when a script was last told to stop.
+        saves_until_s: so long a script that got SIGTERM is left alone (time.monotonic).
         ending: ends it for good, once that has begun.
     """
 
@@ -59,6 +60,7 @@ class RankProcess:
     oom_kills_before: int
     killed_by_us: bool = False
     interrupted_at: float | None = None
+    saves_until_s: float = 0.0
     ending: asyncio.Task[None] | None = None
 
     @property

@@ -212,6 +212,10 @@ class MeshSession:
                 left -= again
                 self._branches.tell(pb.SessionRequest(cancel=pb.Cancel(run_id=run_id, nodes=again)), again)
 
+    def send_sigterm(self, run_id: str) -> None:
+        """Drop a script where it has not begun, and send its processes SIGTERM where it runs."""
+        self._branches.tell(pb.SessionRequest(cancel=pb.Cancel(run_id=run_id, by_sigterm=True)))
+
     def end_calls(self, run_id: str) -> None:
         """A run of calls is over. A node that is away now ends it by itself."""
         self._branches.end_calls(run_id)

@@ -21,7 +21,7 @@ from monarch_nb.client.pools.held import start_directory
 from monarch_nb.client.runs.interrupting import STOP_WAIT_S
 from monarch_nb.client.runs.results import RunValues
 from monarch_nb.client.runs.run import ABORT_AFTER_S, Run
-from monarch_nb.config import patience
+from monarch_nb.config import GRPC_VARIABLES, HANDLES_S
 from monarch_nb.errors import FilesError, MonarchNbError, ProcessGroupAborted, UsageError
 from monarch_nb.ground.rank_sets import MOST_NAMED, counted, name_ranks
 from monarch_nb.proto import allocator_pb2 as pb
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from monarch_nb.client.meshes.mesh import Mesh
 
 _OF_A_RANK = re.compile(
-    r"(LOCAL_|GROUP_|NODE_)?RANK|(LOCAL_|GROUP_)?WORLD_SIZE|ROLE_\w+|MASTER_(ADDR|PORT)|TORCHELASTIC_\w+|PET_\w+"
-    r"|CUDA_VISIBLE_DEVICES|(SLURM|PMI|PMIX|OMPI)_\w+|(MONARCH_NB|JPY|GRPC)_\w+|_"
+    r"(LOCAL_|GROUP_|NODE_)?RANK|(LOCAL_|GROUP_)?WORLD_SIZE|ROLE_(RANK|WORLD_SIZE|NAME)|MASTER_(ADDR|PORT)|TORCHELASTIC_\w+|PET_\w+"
+    r"|CUDA_VISIBLE_DEVICES|(SLURM|PMI|PMIX|OMPI)_\w+|(MONARCH_NB|JPY)_\w+|_"
 )
 """The ranks have their own, and torchrun reads PET_ variables itself."""
 _OF_A_MACHINE = re.compile(
@@ -57,7 +57,9 @@ def passed_on(environment: Mapping[str, str], *, to_other_hosts: bool) -> dict[s
     return {
         name: value
         for name, value in environment.items()
-        if not any(pattern.fullmatch(name) for pattern in left_out) and _can_be_sent(name + value)
+        if not any(pattern.fullmatch(name) for pattern in left_out)
+        and GRPC_VARIABLES.get(name) != value
+        and _can_be_sent(name + value)
     }
 
 
@@ -85,6 +87,7 @@ class Script:
         shell: the first rank of each node runs it, told of nodes instead of ranks.
         directory: where it runs, on nodes that see it; empty for where the live ranks started.
         instruments: what looks inside meanwhile, with its options, as ranks are told of them.
+        umask: the processes'; None for that of the ranks.
     """
 
     path: str
@@ -98,6 +101,7 @@ class Script:
     directory: str = ""
     shell: bool = False
     instruments: Mapping[str, str] = field(default_factory=dict)
+    umask: int | None = None
 
     @property
     def title(self) -> str:
@@ -233,10 +237,6 @@ async def nodes_see(mesh: Mesh, directory: str) -> bool:
         return False
 
 
-_HANDLES_S = patience(30.0)
-"""How long a rank that handles the end of another may take before it is killed: as under torchrun."""
-
-
 def called(script: Script) -> run_pb2.Script:
     """Return what ranks are told of the program itself."""
     arguments = [each.encode("utf-8", "surrogateescape") for each in script.arguments]
@@ -282,11 +282,12 @@ class ScriptRun(Run):
         super().__init__(mesh, run_id, mesh.ranks, script.title, **options)
         self.is_script, self.is_of_nodes = True, script.shell
         self._script, self._attempt, self._on_attempt = script, 0, on_attempt
+        self._is_to_end = False
         self._held: list[events.Result] = []
 
     @property
     def _has_attempts(self) -> bool:
-        return self._attempt < self._script.max_restarts and not self.is_interrupted
+        return self._attempt < self._script.max_restarts and not (self.is_interrupted or self._is_to_end)
 
     def spec(self, store: pb.HostStoreReply) -> run_pb2.RunSpec:
         """Return what the ranks are told of this attempt."""
@@ -301,6 +302,7 @@ class ScriptRun(Run):
             cell_number=self.cell_number,
             directory=script.directory,
             shell=script.shell,
+            umask=script.umask,
         )
         told.MergeFrom(called(script))
         tree = self.mesh.reservation.files.tree()
@@ -359,7 +361,7 @@ class ScriptRun(Run):
             store = await host_store(self.mesh, new)
         except MonarchNbError as error:
             self.refusal = error
-        if self.refusal is not None or self.is_interrupted:
+        if self.refusal is not None or self.is_interrupted or self._is_to_end:
             self._script = replace(self._script, max_restarts=self._attempt)
             self._finish()
             return
@@ -381,18 +383,29 @@ class ScriptRun(Run):
         self._on_attempt(self)
         self.submit(self.spec(store))
 
+    async def send_sigterm(self) -> None:
+        """Send its processes SIGTERM, as torchrun hands it on, and kill those that have not ended in time."""
+        self._is_to_end = True
+        self._nodes.session.send_sigterm(self.id)
+        self._spawn(self._kill_late())
+
+    async def _kill_late(self) -> None:
+        await asyncio.sleep(HANDLES_S)
+        if left := self.left():
+            await self.mesh.core.kill_script(self.id, left)
+
     async def _abort_others(self) -> None:
         """A rank has failed: the others end, as torchrun's do."""
         attempt = self._attempt
         await asyncio.sleep(ABORT_AFTER_S)
-        if self.is_interrupted or attempt != self._attempt or not (left := self.left()):
+        if self.is_interrupted or self._is_to_end or attempt != self._attempt or not (left := self.left()):
             return
         self._say_aborted(left)
         self._cancel_left()
         await asyncio.sleep(STOP_WAIT_S)
         if attempt == self._attempt and (stuck := (await self._freeing.look()).stuck):
             await self.mesh.core.kill_script(self.id, stuck)
-        await asyncio.sleep(_HANDLES_S - STOP_WAIT_S)
+        await asyncio.sleep(HANDLES_S - STOP_WAIT_S)
         if attempt == self._attempt and (left := self.left()):
             await self.mesh.core.kill_script(self.id, left)
 

@@ -58,11 +58,14 @@ class Program:
         self._script, self._directory = script, directory
         self._arguments = arguments_of(script)
         self._pid = os.getpid()
+        self._given_way = imports.GivenWay()
 
     def run(self) -> tuple[int, BaseException | None]:
         """Run it to its end, as a real interpreter does: the hook for its error, its threads and exit functions, what
         it has not written yet. Return its exit status, and what it raised, SystemExit too."""
         error: BaseException | None = None
+        if self._script.HasField("umask"):
+            os.umask(self._script.umask)
         try:
             if self._script.shell:
                 self._become([shutil.which("bash") or "sh", "-c", self._script.path])
@@ -88,6 +91,7 @@ class Program:
             for name in ("__main__", "__mp_main__"):
                 sys.modules.pop(name, None)
             call(gc.collect)  # calls destructors
+        self._given_way.end()
         _write_open_files()
         if os.getpid() == self._pid:
             _end_resource_tracker()
@@ -122,6 +126,7 @@ class Program:
         """Load the `__main__` of a directory or a zip file, which is on `sys.path` whatever PYTHONSAFEPATH says."""
         self._set_command(self._script.path)
         sys.path[:1] = [path]
+        self._given_way.begin()
         find: Callable[..., tuple[str, Any, CodeType]] = runpy._get_main_module_details  # type: ignore[attr-defined]
         try:
             _, spec, code = call(find, _NoSuchModule)
@@ -147,6 +152,7 @@ class Program:
 
     def _set_first_path(self, directory: str) -> None:
         sys.path[:1] = [] if imports.is_safe(os.environ) else [directory]
+        self._given_way.begin()
 
     def _become(self, command: list[str]) -> None:
         for number in (signal.SIGPIPE, signal.SIGXFSZ):
