@@ -170,7 +170,7 @@ def released(ended: pb.Ended) -> ReservationExpired | ReservationReleased:
         message = f"{how_it_ended(ended)}: {anew}"
         return ReservationReleased(message, ended.name, ended.by, ended.ended_at)
     logs = f"%mesh logs {ended.name} shows what it printed"
-    message = f"{how_it_ended(ended)}; {anew}, {logs}"
+    message = f"{how_it_ended(ended)}; {anew} (say --time and --save again), {logs}"
     return ReservationExpired(message, ended.name, ended.why, ended.ended_at)
 
 

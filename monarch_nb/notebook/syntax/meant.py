@@ -40,12 +40,15 @@ ANSWERS: Mapping[str, str] = {
     "scancel": "interrupt stops what runs, release gives the nodes back",
     "bkill": "interrupt stops what runs, release gives the nodes back",
     "qdel": "interrupt stops what runs, release gives the nodes back",
-    "srun": "run starts a script on the ranks, sh a command on each node",
+    "srun": "run starts a script on the ranks; in a notebook, %mesh sh starts a command on each node",
     "sbatch": "run --noblock starts a script and goes on at once; its output is kept, and logs shows it",
     "tail": "logs --follow shows new lines as they come",
     "up": "a pool of this machine starts by itself, with reserve",
     "down": "release gives the nodes back; monarch-nb down, in a terminal, ends a pool of this machine",
     "pool": "in a terminal it is monarch-nb pool",
+    "nvidia-smi": "in a notebook, %mesh sh nvidia-smi shows it for each node",
+    "hostname": "in a notebook, %mesh sh hostname shows it for each node",
+    "exit": "release gives the nodes back",
 }
 """Commands of other tools, and of a terminal, that may mean several here."""
 

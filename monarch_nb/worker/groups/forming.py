@@ -273,8 +273,9 @@ def _by_device(backends: str) -> dict[str, str]:
 def _another(module: Any, wanted: dict[str, Any]) -> str:
     there = f"a process group of {module.get_world_size()} ranks with {module.get_backend_config()} is there already"
     size = _size_of_world(wanted) or wanted.get("world_size", -1)
-    asked = wanted.get("backend") if size in (-1, module.get_world_size()) else f"{size} ranks"
-    return f"{there}: call dist.destroy_process_group() before you make one with {asked}"
+    is_other_size = size not in (-1, module.get_world_size())
+    asked, where = (f"{size} ranks", " on its ranks (-t)") if is_other_size else (wanted.get("backend"), "")
+    return f"{there}: call dist.destroy_process_group(){where} before you make one with {asked}"
 
 
 def _say_kept(module: Any) -> None:

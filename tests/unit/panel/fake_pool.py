@@ -72,16 +72,17 @@ class FakePool(LocalProvisioner):
 
     def __init__(self, *replies: pb.StatusReply) -> None:
         self.name = "local"
-        self.fakes = [FakeNode(reply) for reply in replies]
+        self.fakes = self._found = [FakeNode(reply) for reply in replies]
 
     def nodes(self, *, pool: str = "local") -> list[Node]:
+        self._found = list(self.fakes)
         return [Node(fake.found, Path("/nowhere"), fake.address, 1 if fake.alive else None) for fake in self.fakes]
 
     def heal(self, *_: object, **__: object) -> None:
         """Its nodes stay as they are."""
 
     def connection_to(self, node: Node) -> FakeNode:
-        return next(fake for fake in self.fakes if fake.found == node.node_id)
+        return next(fake for fake in self._found if fake.found == node.node_id)
 
     async def reservations(self) -> list[HeldReservation]:
         held: dict[str, HeldReservation] = {}
