@@ -36,7 +36,7 @@ _HINTS = [
     (r": --pool \S+, or \S+=\S+", ": JupyterLab's panel shows it when it is chosen at its top"),
     (r": %mesh attach looks again", "; it is asked again as long as you look"),
     (
-        r"[:;] %mesh reserve (?:[^;,]+ )?makes (?:a )?new ones?(?: \(say.*?\))?(?:, %mesh logs .* printed)?",
+        r"[:;] %mesh reserve (?:[^;,]+ )?makes (?:a )?new ones?(?: \(say.*?\))?(?:, %mesh logs .*? printed)?",
         ": Reserve… makes a new one",
     ),
     (r"%mesh reserve \S+ --on \S+ asks", "Reserve… asks"),
