@@ -212,9 +212,14 @@ class RunStops:
             self.news.set()
 
     @property
+    def ranks(self) -> set[int]:
+        """Those of which something has stopped."""
+        return {rank for rank, _ in self._open}
+
+    @property
     def text(self) -> str:
         """What people are told; empty when nothing has stopped."""
-        ranks = {rank for rank, _ in self._open}
+        ranks = self.ranks
         return f"{name_ranks(ranks)} stopped at a breakpoint: answer at the prompt, or by %mesh debug" if ranks else ""
 
 

@@ -140,6 +140,7 @@ class Run:
             self._is_in_vain,
             self._free_from_failed,
             lambda: ENDS_SCRIPT if self.is_script else FREES,
+            lambda: self.stops.ranks,
         )
         self._watching_waits: asyncio.Task[None] | None = None
         self._waited = ""  # who waited for whom when it was interrupted from here

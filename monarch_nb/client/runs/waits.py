@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 from monarch_nb.client.connections import events
@@ -20,6 +20,8 @@ APART_AFTER_S = cadence(6.0)
 """So long ranks wait in the same places, while others are elsewhere, before it is said that they do."""
 FREES = "Press ■ (or %mesh interrupt) to free {them}; variables stay."
 ENDS_SCRIPT = "Press ■ (or %mesh interrupt) to end the script."
+CONTINUES = "Type continue at the prompt, or at that of %mesh debug, and {ranks} {go} on."
+"""What ends a wait for ranks that stand at breakpoints."""
 ENDS = "This ends by itself in some seconds; variables stay."
 NOT_ON_RUN = "the run is not on"
 """What is said of ranks of the mesh that a cell leaves out."""
@@ -74,6 +76,7 @@ def explain_waits(
     where: Mapping[int, run_pb2.Where],
     left_out: Mapping[int, str] = NOBODY,
     *,
+    stopped: Collection[int] = (),
     what_to_do: str = FREES,
 ) -> str:
     """Return the sentence and what to do, or an empty text when no rank waits in a collective.
@@ -81,28 +84,41 @@ def explain_waits(
     Args:
         results: of the ranks that have ended the run. where: the others are.
         left_out: ranks that it is not on, and why: NOT_ON_RUN.
+        stopped: ranks that stand at breakpoints.
         what_to_do: FREES, ENDS_SCRIPT or ENDS.
 
     Example: `Stuck: ranks 0,2-3 wait in all_reduce (hang.py:5) for rank 1, which is at hang.py:6. Press ■ …`
     """
-    sentence = _sentence(results, where, left_out, "waits", "wait", "is", "are")
-    what_to_do = what_to_do.format(them="it" if len(waiting_in(where)) == 1 else "them")
+    sentence = _sentence(results, where, left_out, stopped, "waits", "wait", "is", "are")
+    waiting = waiting_in(where)
+    what_to_do = what_to_do.format(them="it" if len(waiting) == 1 else "them")
+    if awaited := (where.keys() & stopped) - waiting.keys():
+        go_on = CONTINUES.format(ranks=name_ranks(awaited), go="goes" if len(awaited) == 1 else "go")
+        what_to_do = f"{go_on} {what_to_do}"
     way = f"; {_ON_ALL}" if NOT_ON_RUN in left_out.values() else ""
     return sentence and f"Stuck: {sentence}{way}. {what_to_do}"
 
 
 def explain_past_waits(
-    results: Mapping[int, Result], where: Mapping[int, run_pb2.Where], left_out: Mapping[int, str] = NOBODY
+    results: Mapping[int, Result],
+    where: Mapping[int, run_pb2.Where],
+    left_out: Mapping[int, str] = NOBODY,
+    *,
+    stopped: Collection[int] = (),
 ) -> str:
     """Return the sentence for those who read it when it is over."""
-    return _sentence(results, where, left_out, "waited", "waited", "was", "were")
+    return _sentence(results, where, left_out, stopped, "waited", "waited", "was", "were")
 
 
 def _sentence(
-    results: Mapping[int, Result], where: Mapping[int, run_pb2.Where], left_out: Mapping[int, str], *verbs: str
+    results: Mapping[int, Result],
+    where: Mapping[int, run_pb2.Where],
+    left_out: Mapping[int, str],
+    stopped: Collection[int],
+    *verbs: str,
 ) -> str:
     gone = {rank: _what_happened(result) for rank, result in sorted(results.items())} | dict(left_out)
-    return wait_sentence(where, gone, *verbs)
+    return wait_sentence(where, gone, *verbs, stopped=stopped)
 
 
 def wait_sentence(
@@ -112,6 +128,8 @@ def wait_sentence(
     wait: str = "wait",
     is_at: str = "is",
     are_at: str = "are",
+    *,
+    stopped: Collection[int] = (),
 ) -> str:
     """Return the sentence itself, with what does not match; empty when no rank waits.
 
@@ -119,12 +137,13 @@ def wait_sentence(
         where: ranks are that may wait.
         gone: ranks that will not come, and what each did, after "which": "raised KeyError".
         waits, wait, is_at, are_at: the verbs, of one and of several.
+        stopped: ranks that stand at breakpoints.
     """
     waiting = waiting_in(where)
     elsewhere = {rank: at.line for rank, at in sorted(where.items()) if rank not in waiting and at.line}
-    places = _grouped(elsewhere)
+    places = _grouped({rank: f"a breakpoint ({at})" if rank in stopped else at for rank, at in elsewhere.items()})
     if len(places) > _MAX_PLACES:
-        places = {"other lines": list(elsewhere)}
+        places = _grouped({rank: "a breakpoint" if rank in stopped else "other lines" for rank in elsewhere})
     awaited = [f"{name_ranks(ranks)}, which {what}" for what, ranks in _grouped(gone).items()]
     for place, ranks in places.items():
         awaited.append(f"{name_ranks(ranks)}, which {is_at if len(ranks) == 1 else are_at} at {place}")
@@ -176,6 +195,7 @@ class WaitsWatch:
         is_in_vain: returns whether the ranks are freed from one that has failed, once that has stayed so for some
             seconds. free: frees them.
         frees: returns what frees ranks that wait for others.
+        stopped: returns the ranks that stand at breakpoints.
 
     Attributes:
         told: who waits for whom, as was said last; empty while nobody seems to.
@@ -192,10 +212,12 @@ class WaitsWatch:
         is_in_vain: Callable[[], Awaitable[bool]],
         free: Callable[[], None],
         frees: Callable[[], str] = lambda: FREES,
+        stopped: Callable[[], Collection[int]] = tuple,
     ) -> None:
         self.past, self.printed = "", False
         self._results, self._look, self._left_out = results, look, left_out
         self._emit, self._is_in_vain, self._free, self._frees = emit, is_in_vain, free, frees
+        self._stopped = stopped
         self._standstill, self.told, self._has_looked, self._lasts_s = Standstill(), "", False, 0.0
 
     async def go_on(self) -> None:
@@ -226,7 +248,7 @@ class WaitsWatch:
             async with asyncio.timeout(_LAST_LOOK_S):
                 where = await self._look()
             if where and self._ends_not_by_itself(where):
-                self.past = explain_past_waits(self._results, where, self._left_out())
+                self.past = explain_past_waits(self._results, where, self._left_out(), stopped=self._stopped())
 
     def _ends_not_by_itself(self, where: Mapping[int, run_pb2.Where]) -> bool:
         return bool(self._results) or are_unlike(where)
@@ -243,9 +265,11 @@ class WaitsWatch:
         still = {rank: at for rank, at in where.items() if rank in waiting or (waiting and not self._results)}
         self._lasts_s = self._standstill.lasts_s(progress_of(still), now_s)
         is_hang = bool(waiting) and (self._lasts_s >= APART_AFTER_S or (is_sure and self._standstill.looks > 1))
-        self.past = explain_past_waits(self._results, where, left_out) if is_hang else ""
-        what_to_do = ENDS if is_in_vain else self._frees()
-        text = explain_waits(self._results, where, left_out, what_to_do=what_to_do) if is_hang else ""
+        self.past, text = "", ""
+        if is_hang:
+            stopped, what_to_do = self._stopped(), ENDS if is_in_vain else self._frees()
+            self.past = explain_past_waits(self._results, where, left_out, stopped=stopped)
+            text = explain_waits(self._results, where, left_out, stopped=stopped, what_to_do=what_to_do)
         if text != self.told:
             self.told = text
             self._emit(events.Notice(text, key="waits"))

@@ -67,6 +67,21 @@ def test_those_that_work_are_said_to_be_where_they_are() -> None:
     assert " for ranks 1-8, which are at other lines. Press" in explain_waits({}, {0: at("barrier")} | many)
 
 
+def test_who_stands_at_a_breakpoint_is_said_with_what_ends_that() -> None:
+    where = {0: at("backward"), 1: at(line="Cell In[25]:2"), 2: at("backward")}
+    assert explain_waits({}, where, stopped={1, 9}) == (
+        "Stuck: ranks 0,2 wait in backward (train.py:41) for rank 1, which is at a breakpoint (Cell In[25]:2). "
+        "Type continue at the prompt, or at that of %mesh debug, and rank 1 goes on. "
+        "Press ■ (or %mesh interrupt) to free them; variables stay."
+    )
+    assert explain_past_waits({}, where, stopped={1}).endswith("which was at a breakpoint (Cell In[25]:2)")
+    assert "Type continue" not in explain_waits({}, where, stopped={0}), "its thread beside has stopped"
+    many = {0: at("recv")} | {rank: at(line=f"train.py:{rank}") for rank in range(1, 9)}
+    text = explain_waits({}, many, stopped={3, 4})
+    assert "ranks 1-2,5-8, which are at other lines, and ranks 3-4, which are at a breakpoint. Type" in text
+    assert "debug, and ranks 3-4 go on. Press" in text
+
+
 def test_others_are_grouped() -> None:
     results = {rank: failed(rank, "error") for rank in (1, 2)} | {3: failed(3, "died"), 5: failed(5, "error")}
     assert " for ranks 1-2,5, which raised KeyError, and rank 3, which died. Press" in explain_waits(

@@ -1,7 +1,7 @@
 """What is said of a run whose ranks are looked at again and again."""
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 import pytest
 
@@ -44,10 +44,13 @@ def never() -> None:
 class Looks:
     """Looks of a run on which no rank has ended, one every three seconds."""
 
-    def __init__(self, left_out: Mapping[int, str] | None = None, ended: Iterable[int] = ()) -> None:
+    def __init__(
+        self, left_out: Mapping[int, str] | None = None, ended: Iterable[int] = (), stopped: Collection[int] = ()
+    ) -> None:
         self.told: list[str] = []
         results = {rank: Result(rank, "ok", 1.0) for rank in ended}
-        self.watch = WaitsWatch(results, self._never, lambda: left_out or {}, self._note, no, never)
+        left = left_out or {}
+        self.watch = WaitsWatch(results, self._never, lambda: left, self._note, no, never, stopped=lambda: stopped)
         self.now_s = 100.0
 
     async def _never(self) -> None:
@@ -70,6 +73,9 @@ def test_a_standstill_is_said_when_it_lasts(apart: dict[int, run_pb2.Where]) -> 
     assert Looks().add(apart, apart) == []
     [text] = Looks().add(apart, apart, apart, apart)
     assert "ranks 0-1 wait in recv (a.py:4)" in text
+    looks = Looks(stopped=[2])
+    assert "rank 2, which is at a breakpoint (a.py:0). Type" in looks.add(*[APART] * 4)[0]
+    assert looks.watch.past.endswith("was at a breakpoint (a.py:0)")
 
 
 def test_it_goes_when_they_go_on() -> None:
