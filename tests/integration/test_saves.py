@@ -228,12 +228,12 @@ def test_a_notebook_hears_what_to_do_next(kernel: Kernel) -> None:
     assert "saved model, step" in kernel.run("%mesh save ./step")
     assert kernel.run("%mesh saves nowhere") == (
         "nowhere: 0 saves, because there is no such directory\n"
-        "ranks have saved in a, step: %mesh saves a, %mesh saves step list that"
+        "ranks have saved in step, a: %mesh saves step, %mesh saves a list that"
     )
     assert "saved step of 4 ranks" in kernel.run("%mesh save b step")
     kernel.run("%mesh detach")
     assert re.search(r"b: 1 save\n.*\n +b/0001 .* step$", kernel.run("%mesh saves b"), re.DOTALL)
-    assert "; ranks have saved in a, step, b: %mesh saves a, " in kernel.run("%mesh saves nowhere")
+    assert "; ranks have saved in b, step: %mesh saves b, " in kernel.run("%mesh saves nowhere")
 
 
 def test_an_interrupt_ends_what_ranks_wait_for_but_no_save_in_the_background() -> None:

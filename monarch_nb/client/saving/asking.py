@@ -51,21 +51,24 @@ def directory_of_saves(reservation: Reservation, directory: str | os.PathLike[st
 
 
 _saved_in: dict[str, None] = {}
-"""Where this process has had ranks save, in the order in which it was named first."""
+"""Where this process has had ranks save, in the order in which it was named last."""
+_MOST_NAMED = 2
 
 
 def note_directory(directory: str) -> None:
     """This process has ranks save in a directory, now or by themselves."""
+    _saved_in.pop(directory, None)
     _saved_in[directory] = None
 
 
 def saved_elsewhere(directory: str, armed: str = "") -> str:
-    """Return in which other directories ranks save, and what lists those saves; empty when there are none.
+    """Return in which other directories ranks have saved last, and what lists those saves; empty when there are none.
 
     Args:
         directory: where there are no saves. armed: where the ranks save by themselves; empty when they do not.
     """
-    others = dict.fromkeys(near(each) for each in (*_saved_in, armed) if each and each != os.path.abspath(directory))
+    newest = (each for each in (armed, *reversed(_saved_in)) if each and each != os.path.abspath(directory))
+    others = [*dict.fromkeys(map(near, newest))][:_MOST_NAMED]
     ways = listed(f"%mesh saves {each}" for each in others)
     lists = "lists" if len(others) == 1 else "list"
     return f"ranks have saved in {listed(others)}: {ways} {lists} that" if others else ""

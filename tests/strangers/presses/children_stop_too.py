@@ -23,4 +23,4 @@ if __name__ == "__main__":
         process.join()
     except KeyboardInterrupt:
         process.join()
-        print("and the parent", process.exitcode)
+        print("and the parent", flush=True)  # the exit code can be lost to the join that was interrupted
