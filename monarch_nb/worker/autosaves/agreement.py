@@ -50,6 +50,9 @@ AHEAD_S = cadence(1.0)
 ANSWER_S = patience(30.0)
 """So long a keeper waits for what needs no step: a rank whose C code holds the GIL may be slow."""
 _QUICKEST_S = 0.001
+STEPS_ON_AVERAGE = 10
+"""About so many steps count for how long the next ones take: one alone may be a hundred times quicker than those before
+it on a busy machine, and a step that is announced too far ahead holds the save up."""
 PAUSE_S = cadence(1.0)
 """So long an actor may do nothing and still come to its next step."""
 HOLD_S = patience(60.0)
@@ -117,7 +120,7 @@ class Training:
         run: its number; of an actor the one in whose name it was called last.
         actor, name: the uid and the name of an actor.
         steps: how many are complete, as `counter` counts them.
-        stepped_s, step_s: when the last one was complete, and how long it took.
+        stepped_s, step_s: when the last one was complete, and how long it took. average_s: how long the last ones took.
         executed: how often it is executed now.
         optimizers: those that have stepped since it was entered, by their numbers.
     """
@@ -128,6 +131,7 @@ class Training:
     steps: int = 0
     stepped_s: float = 0.0
     step_s: float = math.inf
+    average_s: float = 0.0
     executed: int = 0
     counter: StepCounter = field(default_factory=StepCounter)
     optimizers: dict[int, Any] = field(default_factory=dict)
@@ -195,6 +199,8 @@ class Part:
         with self._lock:
             if training.steps:
                 training.step_s = now_s - training.stepped_s
+                known_s = training.average_s or training.step_s
+                training.average_s = known_s + (training.step_s - known_s) / STEPS_ON_AVERAGE
             training.stepped_s = now_s
             training.steps += 1
             if not self.training.executed:
@@ -242,7 +248,7 @@ class Part:
         """Return what trains and the step to announce; nothing where nothing trains.
 
         Args:
-            times: how many times AHEAD_S to look ahead, if steps take as long as the last one.
+            times: how many times AHEAD_S to look ahead, if steps take as long as the last ones.
         """
         with self._lock:
             if self._limit is not None and self._is_at_limit():
@@ -250,7 +256,7 @@ class Part:
             if self.place.ended:
                 return "", 0
             gone_s = max(now_s - self.training.stepped_s, 0.0)
-            step_s = max(self.training.step_s, gone_s, _QUICKEST_S)
+            step_s = max(self.training.step_s, self.training.average_s, gone_s, _QUICKEST_S)
             return self.place.training, self.training.steps + 1 + int((gone_s + times * AHEAD_S) / step_s)
 
     def aim(self, training: str, step: int) -> bool:

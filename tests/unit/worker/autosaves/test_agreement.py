@@ -252,7 +252,12 @@ def test_how_far_ahead_a_step_is_announced_depends_on_how_long_one_takes() -> No
     assert part.ahead(1, 110 * AHEAD_S) == ("7", 4 + 1), "there may be little time"
     assert part.ahead(1, 199 * AHEAD_S) == ("7", 4 + 2), "it ends in less than a second"
     part.step(training, 100.01 * AHEAD_S)
-    assert part.ahead(1, 110 * AHEAD_S) == ("7", 5 + 2), "the next one takes longer than the last one"
+    assert part.ahead(1, 110 * AHEAD_S) == ("7", 5 + 2), "the next one takes longer than those before"
+    now_s = 200 * AHEAD_S
+    for number in range(200):
+        now_s += AHEAD_S * (0.001 if number % 10 else 0.091)  # a hundred in a second
+        part.step(training, now_s)
+    assert 50 < part.ahead(1, now_s)[1] - training.steps < 200, "the last one alone says little"
     part.exit(training, 110 * AHEAD_S)
     part.enter(Training(8))
     assert part.ahead(1, 110 * AHEAD_S) == ("8", 1), "another training has other steps"
