@@ -264,11 +264,11 @@ def test_a_hung_collective_is_freed_and_the_next_group_works(template: TemplateP
     assert all(rank.answer(question).ok for rank, question in asked)
     results = [rank.result() for rank in ranks[:2]]
     assert {(result.outcome, result.group_aborted) for result in results} == {(OUTCOME_INTERRUPTED, True)}
-    assert len({result.failure.traceback for result in results}) == 1
-    failure = results[0].failure
-    assert (failure.name, failure.where) == ("KeyboardInterrupt", "Cell In[5]:2")
-    assert re.match(r"interrupted in .*wait.*; process group aborted, call", failure.message)
-    assert "distributed_c10d" not in failure.traceback
+    failures = [result.failure for result in results]
+    assert {(failure.name, failure.where) for failure in failures} == {("KeyboardInterrupt", "Cell In[5]:2")}
+    pattern = r"interrupted in .*wait.*; process group aborted, call"
+    assert any(re.match(pattern, failure.message) for failure in failures)  # the other may have lost its peer first
+    assert not any("distributed_c10d" in failure.traceback for failure in failures)
     ranks[2].abort_groups("rank 0 was interrupted")
     results = run_all(ranks, f"dist.init_process_group('gloo')\n{REDUCE}")
     assert [rank.value(result) for rank, result in zip(ranks, results, strict=True)] == [3, 3, 3]
