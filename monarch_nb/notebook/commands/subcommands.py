@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -447,7 +448,10 @@ class Subcommands:
         if expression is not None:
             try:
                 return self._shell.ev(expression)
-            except Exception as error:  # noqa: BLE001 the user's own: nobody wants to read our frames above it
+            except Exception as error:
+                *_, (innermost, _) = traceback.walk_tb(error.__traceback__)
+                if innermost.f_code.co_filename != "<string>" and not isinstance(error, SyntaxError):
+                    raise  # from a function that the expression calls, whose frames help
                 said = f"%mesh push {name}={expression}: {type(error).__name__}: {error}"
                 if isinstance(error, NameError):
                     said += f" in this kernel; {name} = {expression} in a %%mesh cell takes the names of the ranks"

@@ -35,6 +35,7 @@ def test_push_and_pull(held: Notebook, client: FakeClient) -> None:
     assert held.run("%mesh pull loss -o losses").result is None
     assert held.shell.user_ns["losses"][0] == "loss@0"
     assert str(held.error("%mesh push y=1/0")) == "%mesh push y=1/0: ZeroDivisionError: division by zero"
+    assert type(held.error("%mesh push y=__import__('json').loads('{')")).__name__ == "JSONDecodeError"
     assert str(held.error("%mesh push y=[rank]")).endswith("; y = [rank] in a %%mesh cell takes the names of the ranks")
 
 
