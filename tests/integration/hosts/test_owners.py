@@ -53,6 +53,7 @@ def line_of(process: subprocess.Popen[str]) -> str:
     assert process.stdout is not None
     line = process.stdout.readline()
     assert line, process.communicate()[1]  # it has ended
+    print(line, end="")  # pytest shows what was said when one that is waited for does not come
     return line.rstrip("\n")
 
 
