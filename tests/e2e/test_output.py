@@ -58,6 +58,7 @@ def test_json_stands_between_the_lines_and_is_updated_from_later_cells(open_note
     assert lines == ["[0] above", "[0]", "[0] below"], "and the chart beside its rank"
     expect(notebook.output(1).locator(".jp-RenderedJSON")).to_have_count(1)
     assert notebook.run(2) == "[0] updated"
+    expect(notebook.output(1).locator(".jp-RenderedJSON")).to_contain_text("new")
     _, shown, _ = notebook.save().cells[1].outputs
     assert shown.data["application/json"] == {"a": "new"}
     assert notebook.run(1) == "[0] below", "which it is no more"

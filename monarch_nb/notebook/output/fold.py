@@ -228,6 +228,9 @@ class Fold:
         """Add finished lines, of which the first has that number: nearly all of them follow others' rows."""
         if not lines:
             return
+        if self._is_one_written_whole and not lane.flood:
+            self._add_one_by_one(lane, stream, lines, first)
+            return
         keys, at = self._keys(lane, stream, lines), 0
         is_late, lane.line_s = lane.came_s - lane.line_s > BLOCK_S, lane.came_s
         while at < len(lines):
@@ -245,6 +248,21 @@ class Fold:
                 at += 1
         if self._texts > MAX_TEXTS:
             self._bound_texts()
+
+    @property
+    def _is_one_written_whole(self) -> bool:
+        """Whether no line shares a row or goes before another: a single rank writes, and nothing is dropped."""
+        return not self._drops and len(self._lanes) == 1
+
+    def _add_one_by_one(self, lane: Lane, stream: Stream, lines: Sequence[str], first: int) -> None:
+        """Add lines, each below the one before, as nobody else writes: a pipe takes floods whole."""
+        for number, text in enumerate(lines, first):
+            place = (max(lane.position[0], self._places.closed) + 1, 0)
+            row = TextRow(0, place, self._sequence, None, stream, text, number=number, came_s=lane.came_s)
+            self._sequence += 1
+            self._rows.append(row)
+            lane.enter(row)
+        self._places.last = lane.position[0]
 
     def _keys(self, lane: Lane, stream: Stream, lines: Sequence[str]) -> list[Hashable]:
         """Return what lines have in common with those that may share their rows."""
@@ -579,7 +597,9 @@ class Fold:
         last = max((lane.position for lane in self._lanes.each()), default=(0, 0))
         waiting = [lane.waits_at(now_s) for lane in self._lanes.each() if lane.ranks & ~self.ended]
         settled = last if self.finished else max((self._places.closed, END), min(waiting, default=last))
-        taken = [block for block in blocks_of(self._kept()) if block[-1][0].position <= settled]
+        kept = self._kept()
+        blocks = [[(row, row.ranks)] for row in kept] if self._is_one_written_whole else blocks_of(kept)
+        taken = [block for block in blocks if block[-1][0].position <= settled]
         if not self.finished:
             taken = without_begun(taken, now_s)
         copies = [replace(row) for row in shown_of(shown_parts(taken))]

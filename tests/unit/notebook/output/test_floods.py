@@ -10,9 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monarch_nb.client.connections.events import (
+    Display,
     Elided,
     ElidedOfMany,
+    Event,
     Finished,
+    Result,
     Text,
 )
 from monarch_nb.notebook.output.fold import Fold
@@ -199,10 +202,42 @@ def test_where_nothing_is_left_out_the_places_of_lines_are_gone_through_seldom(
         forget_places(places)
 
     monkeypatch.setattr(Places, "_forget_places", counting)
-    fold = Fold(range(1), drops=False)
+    fold = Fold(range(2), drops=False)
+    fold.add(Result(1, "ok", 0.1))
     fold.add(Text(0, "stdout", "".join(f"line {count}\n" for count in range(9_000))))
     assert gone_through == [4_000, 8_000]
     assert len(fold.take()) == 9_000
     fold.add(Text(0, "stdout", "".join(f"line {count}\n" for count in range(9_000, 19_000))))
     assert gone_through == [4_000, 8_000, 16_000]
     assert fold._places._count == 10_000, "what was taken needs none"
+
+
+@pytest.mark.parametrize("takes", [False, True])
+def test_what_one_rank_writes_whole_is_what_it_is_among_others(takes: bool) -> None:
+    """Nothing is aligned then; bars that move up, clearing and displays are as ever."""
+    pieces: list[Event] = [
+        Text(0, "stdout", "one\none\n 10%\r 20%\n"),
+        Text(0, "stderr", "bar 1\nbar 2\n\x1b[A\x1b[Abar 3\n"),
+        Display(0, "show", {"text/plain": "a"}, display_id="a"),
+        Text(0, "stdout", "two\n\x1b[Athree\nopen"),
+        Elided(0, "stdout", 5, 100),
+        Text(0, "stdout", "one\n"),
+        Display(0, "update", {"text/plain": "b"}, display_id="a"),
+        Elided(0, "stdout", 7, 100),
+        Display(0, "clear", {"wait": True}),
+        Text(0, "stdout", "after\none\n"),
+        Finished(),
+    ]
+    shown = []
+    for ranks in (1, 2):
+        fold, rows = Fold(range(ranks), drops=False), list[Row]()
+        for rank in range(1, ranks):
+            fold.add(Result(rank, "ok", 0.1))
+        for now_s, piece in enumerate(pieces):
+            fold.add(piece, now_s)
+            rows += fold.take(now_s) if takes else []
+        shown.append(
+            [(type(row).__name__, getattr(row, "text", ""), getattr(row, "data", "")) for row in rows + fold.take(99)]
+        )
+    assert shown[0] == shown[1]
+    assert len(shown[0]) > 1
