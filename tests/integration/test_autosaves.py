@@ -141,7 +141,7 @@ while [rank.state for rank in dev.mesh.status()] != ["running"] * 4:
         other.line()
     dev = attach("short")
     eventually(lambda: saves(tmp_path / "saves"))
-    leave(dev, 10.0)
+    leave(dev, 20.0)
     eventually(lambda: not list_reservations())
     whys = [Manifest.read(path).origin.reason for path in saves(tmp_path / "saves")]
     assert whys[0] == "every 500 steps"

@@ -114,9 +114,9 @@ def test_down_after_allocators_were_killed_ends_their_templates(pool_home: Path)
 def test_an_allocator_that_hangs_is_killed(pool_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("monarch_nb.provision.local.END_TIMEOUT_S", 0.1)
     monkeypatch.setattr(daemons, "shut_down", functools.partial(daemons.shut_down, timeout_s=0.1))
-    monkeypatch.setenv(PATIENCE_VARIABLE, "0.1")
     [node] = local.up(1, 1)
     assert node.pid is not None
+    monkeypatch.setenv(PATIENCE_VARIABLE, "0.1")
     os.kill(node.pid, signal.SIGSTOP)
     with pytest.raises(PoolError, match=r"killed node0, which did not end when asked; run monarch-nb down again"):
         local.down(force=True)
