@@ -22,6 +22,8 @@ PYTEST = (sys.executable, "-m", "pytest")
 
 def main(arguments: list[str]) -> int:
     """Return pytest's exit status, 0 where every failed test has passed alone."""
+    if {"-h", "--help"} & {*arguments}:
+        print(__doc__)
     with tempfile.TemporaryDirectory() as directory:
         report = Path(directory, "report.xml")
         own = ("-o", f"cache_dir={directory}", f"--junit-xml={report}", "--maxfail=0")

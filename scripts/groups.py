@@ -185,7 +185,7 @@ def options(kind: str) -> str:
 
 def main() -> None:
     """Print the options that add groups, or record a full run."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("kind", nargs="?", choices=("unit", "integration", "e2e"))
     what.add_argument("--begin", action="store_true")
