@@ -141,7 +141,8 @@ rank"""
         assert run.result() == list(range(8))
         for path, already in zip(logs, before, strict=True):
             log = path.read_bytes()[already:].decode()
-            assert "Traceback" not in log, f"ending is no error, also of what clients had open: {log}"
+            # On a busy machine gRPC says in a traceback of its own that what it waited for was cancelled.
+            assert 'File "/' not in log, f"ending is no error, also of what clients had open: {log}"
 
     def test_killed_while_replaced_ranks_end(self, mesh: Mesh) -> None:
         """The next one ends them, also without a template that knows them, and what they have started."""
