@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -55,6 +56,13 @@ def allocators() -> list[int]:
 
 def own_text(recorder: Recorder, rank: int) -> str:
     return recorder.text(rank).removeprefix("\x02under way\n")
+
+
+CANCELLED_BY_GRPC = re.compile(
+    r"(?:.* ERROR grpc\._cython\.cygrpc: .*\n)?"
+    r"Traceback .*\n  File .src/python/grpcio/.*\nasyncio\.exceptions\.CancelledError\n"
+)
+"""What gRPC itself says on a busy machine of a call that ends with its server: seen at load 9."""
 
 
 class TestAllocator:
@@ -141,8 +149,8 @@ rank"""
         assert run.result() == list(range(8))
         for path, already in zip(logs, before, strict=True):
             log = path.read_bytes()[already:].decode()
-            # On a busy machine gRPC says in a traceback of its own that what it waited for was cancelled.
-            assert 'File "/' not in log, f"ending is no error, also of what clients had open: {log}"
+            said = CANCELLED_BY_GRPC.sub("", log)
+            assert "Traceback" not in said, f"ending is no error, also of what clients had open: {log}"
 
     def test_killed_while_replaced_ranks_end(self, mesh: Mesh) -> None:
         """The next one ends them, also without a template that knows them, and what they have started."""
